@@ -1,0 +1,1 @@
+"""Scheduling and the engine loop; standard library only."""

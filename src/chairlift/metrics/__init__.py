@@ -1,0 +1,1 @@
+"""One definition of every latency and count."""

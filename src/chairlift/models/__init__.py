@@ -1,0 +1,1 @@
+"""What a model is, whoever runs it."""

@@ -1,0 +1,112 @@
+"""Frames between the HTTP server and the worker: length-prefixed msgpack over one Unix socket pair.
+
+A frame is a 4-byte little-endian length and a msgpack body of at most `MAX_FRAME_BYTES`. Each direction has one
+closed union of message types; anything else is a protocol error, never code. The types of `core` travel as they are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from chairlift.core.types import Finish, Request, TokenLogprob
+
+MAX_FRAME_BYTES = 64 << 20
+
+
+class Add(msgspec.Struct, tag="add", array_like=True, frozen=True):
+    """Serve a request. Refusals come back as `Refused`."""
+
+    request: Request
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
+    """Nobody waits for this request any longer. Unknown and finished ids are ignored."""
+
+    id: int
+
+
+class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
+    """Finish what is there, accept nothing more, then exit with status 0."""
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
+    """First frame of a worker: the model is loaded and warm."""
+
+    model_name: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int
+    block_size: int
+    load_s: float
+    resident_bytes: int
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
+    """The worker could not start, or cannot go on; it exits after this frame."""
+
+    message: str
+
+
+class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
+    """A request was refused by the engine when added; `never` means it can never fit."""
+
+    id: int
+    message: str
+    param: str | None
+    never: bool
+
+
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """Counts after a step; the server's metrics and admission read these."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    num_preemptions: int
+    """Since the start."""
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache since the start."""
+    prefix_hits: int
+    """Prompt tokens found there since the start."""
+    num_step_tokens: int
+    step_s: float
+
+
+class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
+    """What one step gave: `ids`, `choices` and `tokens` are parallel. Sent also without tokens, as a heartbeat."""
+
+    ids: list[int]
+    choices: list[int]
+    tokens: list[int]
+    logprobs: list[tuple[int, int, TokenLogprob]]
+    prompt_logprobs: list[tuple[int, int, list[TokenLogprob]]]
+    finishes: list[Finish]
+    stats: EngineStats
+    now: float
+    """The worker's monotonic clock (CLOCK_MONOTONIC: the same clock in every process of a machine), in seconds."""
+
+
+ToWorker = Add | Abort | Drain
+FromWorker = Ready | Failed | Refused | Step
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """A whole frame, header included."""
+    body = _encoder.encode(message)
+    return len(body).to_bytes(4, "little") + body
+
+
+def decode_to_worker(body: bytes | memoryview) -> ToWorker:
+    """Raises msgspec.MsgspecError on anything outside the schema."""
+    return _to_worker.decode(body)
+
+
+def decode_from_worker(body: bytes | memoryview) -> FromWorker:
+    """Raises msgspec.MsgspecError on anything outside the schema."""
+    return _from_worker.decode(body)

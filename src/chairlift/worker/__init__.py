@@ -1,0 +1,1 @@
+"""The engine process and what composes it."""
