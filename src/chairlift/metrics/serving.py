@@ -1,0 +1,237 @@
+"""What a serving process counts, and how it is told to Prometheus.
+
+Names, labels and buckets are those of the `vllm:` series where such a series means the same thing; what only
+Chairlift has is called `chairlift:`. Numbers are plain attributes and lists, fed once per step; the Prometheus
+objects exist only while somebody scrapes.
+
+Definitions (all times on the machine's monotonic clock; the request's arrival is its receipt by the HTTP server):
+
+    arrival ---- first scheduled ---- first token ---- ... ---- finished
+       |--- queue ---|---- prefill ----|------- decode -----------|
+       |------------- TTFT ------------|--ITL--|--ITL--| ...
+       |------------------------- E2E ----------------------------|
+    TPOT = decode / (output tokens - 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from chairlift.core.types import Finish, FinishReason
+from chairlift.metrics import buckets
+from chairlift.metrics.histogram import Histogram
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+
+class ServingMetrics:
+    """Counters, gauges and histograms of one engine behind one HTTP server; no process globals."""
+
+    def __init__(self, model_name: str, max_model_len: int, num_blocks: int, block_size: int) -> None:
+        self._labels = {"model_name": model_name, "engine": "0"}
+        self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
+        self._num_blocks = num_blocks
+
+        self.num_running = 0
+        self.num_waiting = 0
+        self.num_used_blocks = 0
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self.num_prompt_tokens = 0
+        self.num_generation_tokens = 0
+        self.num_finished = dict.fromkeys(FinishReason, 0)
+        self.num_disconnects = 0
+        self.num_slow_readers = 0
+        self._responses: dict[tuple[str, int], int] = {}
+
+        tokens = buckets.token_edges(max_model_len)
+        self.time_to_first_token = Histogram(buckets.TTFT_S)
+        self.inter_token_latency = Histogram(buckets.ITL_S)
+        self.time_per_output_token = Histogram(buckets.ITL_S)
+        self.e2e_latency = Histogram(buckets.LATENCY_S)
+        self.queue_time = Histogram(buckets.LATENCY_S)
+        self.prefill_time = Histogram(buckets.LATENCY_S)
+        self.decode_time = Histogram(buckets.LATENCY_S)
+        self.inference_time = Histogram(buckets.LATENCY_S)
+        self.step_tokens = Histogram(buckets.STEP_TOKENS)
+        self.step_time = Histogram(buckets.STEP_S)
+        self.prompt_tokens = Histogram(tokens)
+        self.generation_tokens = Histogram(tokens)
+        self.params_n = Histogram(buckets.NUM_CHOICES)
+        self.params_max_tokens = Histogram(tokens)
+        self.preemptions = Histogram(buckets.NUM_CHOICES)
+
+    # ------------------------------------------------------------ feeding
+
+    def on_counts(
+        self,
+        *,
+        num_running: int,
+        num_waiting: int,
+        num_used_blocks: int,
+        num_preemptions: int,
+        prefix_queries: int,
+        prefix_hits: int,
+    ) -> None:
+        """The engine's state after a step; the last three count since its start."""
+        self.num_running = num_running
+        self.num_waiting = num_waiting
+        self.num_used_blocks = num_used_blocks
+        self.num_preemptions = num_preemptions
+        self.prefix_queries = prefix_queries
+        self.prefix_hits = prefix_hits
+
+    def on_step(self, num_tokens: int, duration_s: float) -> None:
+        """A step that computed `num_tokens` tokens."""
+        self.step_tokens.observe(num_tokens)
+        self.step_time.observe(duration_s)
+
+    def on_tokens(self, now: float, last_times: dict[float, int], num_first: int) -> None:
+        """The tokens of one step: `last_times[t]` sequences got their last one at `t`, `num_first` had none before."""
+        for last_time, count in last_times.items():
+            self.inter_token_latency.observe(now - last_time, count)
+            self.num_generation_tokens += count
+        self.num_generation_tokens += num_first
+
+    def on_first_token(self, ttft_s: float) -> None:
+        """The first token of a choice."""
+        self.time_to_first_token.observe(ttft_s)
+
+    def on_prefilled(self, num_prompt_tokens: int) -> None:
+        """A request's prompt was computed: its first token came."""
+        self.num_prompt_tokens += num_prompt_tokens
+
+    def on_request(self, n: int, max_tokens: int) -> None:
+        """A request was handed to the engine."""
+        self.params_n.observe(n)
+        self.params_max_tokens.observe(max_tokens)
+
+    def on_finish(self, finish: Finish) -> None:
+        """The end of one choice, whoever still listens to it."""
+        self.num_finished[finish.reason] += 1
+        self.preemptions.observe(finish.num_preemptions)
+        if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
+            return  # a latency that somebody cut short says nothing about the engine
+        self.prompt_tokens.observe(finish.num_prompt_tokens)
+        self.generation_tokens.observe(finish.num_output_tokens)
+        self.e2e_latency.observe(finish.finished - finish.arrival)
+        if finish.first_scheduled is None:
+            return
+        self.queue_time.observe(finish.first_scheduled - finish.arrival)
+        self.inference_time.observe(finish.finished - finish.first_scheduled)
+        if finish.first_token is None:
+            return
+        self.prefill_time.observe(finish.first_token - finish.first_scheduled)
+        self.decode_time.observe(finish.finished - finish.first_token)
+        if finish.num_output_tokens > 1:
+            decode_s = finish.finished - finish.first_token
+            self.time_per_output_token.observe(decode_s / (finish.num_output_tokens - 1))
+
+    def on_response(self, route: str, status: int) -> None:
+        """An HTTP response began. `route` is the name of a known route, never what a client typed."""
+        key = (route, status)
+        self._responses[key] = self._responses.get(key, 0) + 1
+
+    def on_engine_dead(self) -> None:
+        """Nothing runs, waits or holds blocks any longer."""
+        self.num_running = self.num_waiting = self.num_used_blocks = 0
+
+    # ------------------------------------------------------------ telling
+
+    def render(self) -> bytes:
+        """Everything in the Prometheus text format."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def describe(self) -> Iterable[Metric]:
+        """No names up front: a registry lives for one scrape, so that nothing can be registered twice."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """All series; called by the registry."""
+        yield from self._gauges()
+        yield from self._counters()
+        yield from self._histograms()
+
+    def _gauges(self) -> Iterator[Metric]:
+        usage = self.num_used_blocks / self._num_blocks if self._num_blocks else 0.0
+        for name, text, value in (
+            ("vllm:num_requests_running", "Sequences that hold a slot.", self.num_running),
+            ("vllm:num_requests_waiting", "Sequences that wait for a slot or for blocks.", self.num_waiting),
+            ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=tuple(self._labels))
+            gauge.add_metric(tuple(self._labels.values()), value)
+            yield gauge
+        info = self._labels | self._cache
+        shape = GaugeMetricFamily("vllm:cache_config_info", "Shape of the key/value cache.", labels=tuple(info))
+        shape.add_metric(tuple(info.values()), 1)
+        yield shape
+
+    def _counters(self) -> Iterator[Metric]:
+        for name, text, value in (
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", self.prefix_hits),
+            ("vllm:num_preemptions", "Times a running sequence was put back.", self.num_preemptions),
+            ("vllm:prompt_tokens", "Prompt tokens of requests whose first token came.", self.num_prompt_tokens),
+            ("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens),
+            ("chairlift:steps", "Steps that computed something.", self.step_tokens.count),
+            ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
+            ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
+        ):
+            yield self._counter(name, text, {}, value)
+        success = CounterMetricFamily(
+            "vllm:request_success", "Choices ended, by reason.", labels=(*self._labels, "finished_reason")
+        )
+        for reason, count in self.num_finished.items():
+            success.add_metric((*self._labels.values(), reason.value), count)
+        yield success
+        responses = CounterMetricFamily(
+            "chairlift:http_responses", "HTTP responses.", labels=(*self._labels, "route", "status")
+        )
+        for (route, status), count in sorted(self._responses.items()):
+            responses.add_metric((*self._labels.values(), route, str(status)), count)
+        yield responses
+
+    def _counter(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
+        every = self._labels | labels
+        counter = CounterMetricFamily(name, text, labels=tuple(every))
+        counter.add_metric(tuple(every.values()), value)
+        return counter
+
+    def _histograms(self) -> Iterator[Metric]:
+        for name, text, histogram in (
+            ("vllm:time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
+            ("vllm:inter_token_latency_seconds", "Between two tokens of a choice.", self.inter_token_latency),
+            (
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time per token after the first.",
+                self.time_per_output_token,
+            ),
+            ("vllm:e2e_request_latency_seconds", "From arrival to the end.", self.e2e_latency),
+            ("vllm:request_queue_time_seconds", "From arrival to the first step.", self.queue_time),
+            ("vllm:request_prefill_time_seconds", "From the first step to the first token.", self.prefill_time),
+            ("vllm:request_decode_time_seconds", "From the first token to the end.", self.decode_time),
+            ("vllm:request_inference_time_seconds", "From the first step to the end.", self.inference_time),
+            ("vllm:iteration_tokens_total", "Tokens computed per step.", self.step_tokens),
+            ("vllm:request_prompt_tokens", "Prompt tokens per choice.", self.prompt_tokens),
+            ("vllm:request_generation_tokens", "Output tokens per choice.", self.generation_tokens),
+            ("vllm:request_params_n", "Choices asked for per request.", self.params_n),
+            ("vllm:request_params_max_tokens", "Output limit per request.", self.params_max_tokens),
+            ("vllm:request_num_preemptions", "Preemptions per choice.", self.preemptions),
+            ("chairlift:step_seconds", "Duration of a step.", self.step_time),
+        ):
+            family = HistogramMetricFamily(name, text, labels=tuple(self._labels))
+            family.add_metric(tuple(self._labels.values()), histogram.cumulative(), histogram.sum)
+            yield family
