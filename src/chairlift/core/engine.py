@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from chairlift.core.scheduler import Scheduler, SchedulerStats, StopMatcherFactory
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
 
 
@@ -28,22 +29,14 @@ class Pending(Protocol):
 
 
 class Executor(Protocol):
-    """Computes steps. One step at a time: `submit` is called again only after the last result was taken."""
+    """Computes steps, one at a time: `submit` is called again only after the last result was taken."""
 
-    def submit(self, plan: StepPlan) -> Pending: ...
+    def submit(self, plan: StepPlan) -> Pending:
+        """Apply what the plan changes, then start computing.
 
-
-class StopMatcher(Protocol):
-    """Watches the text of one sequence for its stop strings."""
-
-    def push(self, token: int) -> str | None:
-        """The stop string that this token completed, or None."""
-        ...
-
-
-class StopMatcherFactory(Protocol):
-    def __call__(self, request: Request) -> StopMatcher | None:
-        """A fresh matcher for a sequence of this request; None if it has no stop strings."""
+        Raises:
+            Exception: as for `Pending.result`. Leaves, joins and blocks of the plan were applied all the same.
+        """
         ...
 
 
@@ -51,3 +44,95 @@ class Observer(Protocol):
     """Hears of every step after it was applied: metrics and journals."""
 
     def on_step(self, plan: StepPlan, output: StepOutput, begun: float, finished: float) -> None: ...
+
+
+class Engine:
+    """One scheduler on one executor. Not thread-safe: its driver calls it from one thread."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        stop_matchers: StopMatcherFactory | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._stop_matchers = stop_matchers
+        self._observer = observer
+        self._plan: StepPlan | None = None
+        self._pending: Pending | None = None
+        self._result: StepResult | None = None
+        self._failure: str | None = None
+        self._begun = 0.0
+
+    def add(self, request: Request) -> None:
+        """Queue a request; see `Scheduler.add` for what is refused."""
+        self.scheduler.add(request, self._stop_matchers)
+
+    def abort(self, request_id: int, now: float) -> None:
+        """Nobody wants this request any longer; unknown ids are ignored."""
+        self.scheduler.abort(request_id, now)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def stats(self) -> SchedulerStats:
+        return self.scheduler.stats()
+
+    def begin(self, now: float) -> bool:
+        """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""
+        plan = self.scheduler.schedule(now)
+        if plan is None:
+            return False
+        self._plan, self._begun = plan, now
+        try:
+            self._pending = self._executor.submit(plan)
+        except Exception as error:
+            self._failure = _describe(error)
+        return True
+
+    def wait(self) -> None:
+        """Block until the step begun last is computed."""
+        if self._pending is None:
+            return
+        try:
+            self._result = self._pending.result()
+        except Exception as error:
+            self._failure = _describe(error)
+        self._pending = None
+
+    def finish(self, now: float) -> StepOutput:
+        """Apply the step begun last. A step that failed as a whole ends its rows; the engine goes on.
+
+        Raises:
+            RuntimeError: no step was begun.
+        """
+        self.wait()
+        plan, result, failure = self._plan, self._result, self._failure
+        self._plan = self._result = self._failure = None
+        if plan is None:
+            raise RuntimeError("no step was begun")
+        if result is None:
+            output = self.scheduler.fail(failure or "the step gave no result", now)
+        else:
+            output = self.scheduler.commit(result, now)
+        if self._observer is not None:
+            self._observer.on_step(plan, output, self._begun, now)
+        return output
+
+    def flush(self, now: float) -> StepOutput:
+        """What ended outside a step since the last output."""
+        return self.scheduler.take_ended()
+
+    def step(self, now: float) -> StepOutput | None:
+        """A whole step at one point in time, for drivers that do not measure; None if there is nothing to do."""
+        if self.begin(now):
+            return self.finish(now)
+        return self.flush(now) if self.has_work else None
+
+
+def _describe(error: Exception) -> str:
+    """One line without addresses or paths: it may reach a client."""
+    return f"the step failed in the executor ({type(error).__name__})"

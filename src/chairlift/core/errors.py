@@ -1,12 +1,12 @@
 """Every error that Chairlift raises on purpose.
 
-    ChairliftError
-    ├── InvalidRequest      the request is wrong in itself; asking again gives the same answer
-    │   └── NeverFits       well-formed, but larger than this engine can ever hold
-    ├── Overloaded          refused for now; the same request may be served later
-    ├── InvalidModel        a model file or folder that cannot be loaded, with the reason in one line
-    ├── InvalidOption       a flag, setting or combination of them that makes no sense here
-    └── EngineDead          the engine stopped; nothing in flight will be finished
+ChairliftError
+├── InvalidRequest      the request is wrong in itself; asking again gives the same answer
+│   └── NeverFits       well-formed, but larger than this engine can ever hold
+├── Overloaded          refused for now; the same request may be served later
+├── InvalidModel        a model file or folder that cannot be loaded, with the reason in one line
+├── InvalidOption       a flag, setting or combination of them that makes no sense here
+└── EngineDead          the engine stopped; nothing in flight will be finished
 """
 
 

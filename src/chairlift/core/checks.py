@@ -1,0 +1,35 @@
+"""What a request must satisfy before it is queued: what can never be served is refused here, not found later."""
+
+from __future__ import annotations
+
+from chairlift.core.errors import InvalidRequest, NeverFits
+from chairlift.core.types import Request
+
+
+def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vocab_size: int) -> None:
+    """Refuse what can never be served.
+
+    Raises:
+        InvalidRequest: an empty prompt, or a token id outside the vocabulary.
+        NeverFits: a prompt that leaves no room for a token of output, or more choices than there are slots.
+    """
+    if not request.prompt:
+        raise InvalidRequest("the prompt is empty", "prompt")
+    if len(request.prompt) >= max_model_len:
+        raise NeverFits(
+            f"the prompt has {len(request.prompt)} tokens; at most {max_model_len - 1} fit into the context of "
+            f"{max_model_len} with at least one token of output",
+            "prompt",
+        )
+    if not 1 <= request.n <= max_num_seqs:
+        raise NeverFits(f"n must be between 1 and {max_num_seqs}", "n")
+    params = request.params
+    for name, ids in (
+        ("prompt", request.prompt),
+        ("eos_token_ids", request.eos_token_ids),
+        ("stop_token_ids", params.stop_token_ids),
+        ("logit_bias", [token for token, _ in params.logit_bias]),
+        ("allowed_token_ids", params.allowed_token_ids or ()),
+    ):
+        if ids and (min(ids) < 0 or max(ids) >= vocab_size):
+            raise InvalidRequest(f"{name} has a token id outside 0 .. {vocab_size - 1}", name)

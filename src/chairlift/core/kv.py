@@ -1,0 +1,107 @@
+"""The cache as sequences see it: the block pool, and the index that finds computed prefixes again."""
+
+from __future__ import annotations
+
+from chairlift.core.blocks import BlockPool
+from chairlift.core.prefix import PrefixIndex, block_content, chain_key, root_key
+from chairlift.core.sequence import Sequence
+from chairlift.core.types import CacheShape
+
+
+class KVCache:
+    """Blocks of all sequences. A block is published after the step that filled it, and found only from block 0 on."""
+
+    __slots__ = ("_enable_prefix_caching", "block_size", "index", "pool")
+
+    def __init__(self, shape: CacheShape, *, enable_prefix_caching: bool) -> None:
+        self.pool = BlockPool(shape.num_blocks)
+        self.index = PrefixIndex()
+        self.block_size = shape.block_size
+        self._enable_prefix_caching = enable_prefix_caching
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Blocks that hold the longest computed prefix of the sequence's tokens. Takes nothing.
+
+        At least one token is always left to compute, since a token is sampled after it; a sequence whose prompt is
+        still to be scored is matched only as far as it was scored.
+        """
+        if not self._enable_prefix_caching:
+            return []
+        limit = len(sequence.tokens) - 1
+        if sequence.wants_scores:
+            limit = min(limit, sequence.scored)
+        blocks: list[int] = []
+        for i in range(limit // self.block_size):
+            parent, content = self._chain_to(sequence, i)
+            block = self.index.find(sequence.chain[i + 1], parent, content)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def num_free_after(self, matched: list[int]) -> int:
+        """Blocks left to take once the matched ones are attached."""
+        refs = self.pool.refs
+        return self.pool.num_free - sum(1 for block in matched if refs(block) == 0)
+
+    def attach(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Give a sequence without blocks a share in computed ones, and count their tokens as computed."""
+        for block in blocks:
+            self.pool.retain(block)
+        sequence.blocks = list(blocks)
+        sequence.computed = len(blocks) * self.block_size
+        sequence.published = len(blocks)
+
+    def share(self, source: Sequence, sequence: Sequence) -> None:
+        """Give another choice the full prompt blocks of `source`; the rest of the prompt it computes itself."""
+        num_blocks = (source.num_prompt - 1) // self.block_size
+        self.attach(sequence, source.blocks[:num_blocks])
+        sequence.chain = source.chain[: num_blocks + 1]
+
+    def reserve(self, sequence: Sequence) -> int:
+        """Append one free block to the sequence's table. The caller has seen that one is free."""
+        block, evicted = self.pool.take()
+        if evicted:
+            self.index.forget(block)
+        sequence.blocks.append(block)
+        return block
+
+    def publish(self, sequence: Sequence, computed: int) -> None:
+        """Make the full blocks among the first `computed` tokens findable; the step that filled them is over."""
+        if not self._enable_prefix_caching:
+            return
+        for i in range(sequence.published, computed // self.block_size):
+            parent, content = self._chain_to(sequence, i)
+            self.index.publish(sequence.blocks[i], sequence.chain[i + 1], parent, content)
+        sequence.published = computed // self.block_size
+
+    def release(self, sequence: Sequence) -> None:
+        """Give up all blocks, the tail first: a prefix outlives what follows it."""
+        for block in reversed(sequence.blocks):
+            self.pool.drop(block, keep=block in self.index)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.published = 0
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Make nothing of this sequence findable any longer: its computation went wrong."""
+        for block in sequence.blocks:
+            self.index.forget(block)
+
+    def frees_some(self, sequence: Sequence) -> bool:
+        """Whether `release` would free at least one block now."""
+        refs = self.pool.refs
+        return any(refs(block) == 1 for block in reversed(sequence.blocks))
+
+    def _chain_to(self, sequence: Sequence, i: int) -> tuple[bytes, bytes]:
+        """Parent key and content of full block i; the chain then reaches at least key i."""
+        chain = sequence.chain
+        if not chain:
+            chain.append(root_key(sequence.request.salt))
+        content = block_content(sequence.tokens[i * self.block_size : (i + 1) * self.block_size])
+        if len(chain) == i + 1:
+            chain.append(chain_key(chain[i], content))
+        return chain[i], content

@@ -1,0 +1,497 @@
+"""The scheduler: which sequences compute how many tokens in the next step.
+
+    waiting  --join-->  prefilling  --last known token computed-->  decoding  --end-->  gone
+       ^                    |                                           |
+       +----- preempted ----+-------------------------------------------+
+
+A step in order: blocks for the rows that decode, preempting from the tail of the order until they fit; then chunks of
+those that prefill, in order, under the token budget; then joins. Nothing granted is taken back.
+
+Decoding rows cost nothing in `schedule` and one short loop in `commit`: whatever needs a closer look (a block is full,
+the length is reached, somebody watches the text) is folded into one comparison with `Sequence.mark`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from chairlift.core.batching import Batching, Continuous
+from chairlift.core.checks import check_request
+from chairlift.core.errors import InvalidOption, InvalidRequest
+from chairlift.core.kv import KVCache
+from chairlift.core.ordering import Fcfs, Ordering
+from chairlift.core.sequence import Sequence, State, StopMatcher
+from chairlift.core.types import (
+    CacheShape,
+    Chunk,
+    FinishReason,
+    Join,
+    Limits,
+    Request,
+    StepOutput,
+    StepPlan,
+    StepResult,
+)
+
+StopMatcherFactory = Callable[[Request], StopMatcher | None]
+"""Gives a fresh matcher for a sequence of the request; None if it has no stop strings."""
+
+WATERMARK = 0.01
+"""Share of the blocks left free when a sequence joins others, so that those do not run out at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerStats:
+    """Counts of this moment, and since the start where it says so."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Blocks that nobody holds but whose content may be found again."""
+    num_preemptions: int
+    """Since the start."""
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache, since the start."""
+    prefix_hits: int
+    """Prompt tokens found there, since the start."""
+
+
+class Scheduler:
+    """Plans steps under `limits` over a cache of shape `cache`. `now` is in seconds of the driver's clock.
+
+    The driver alternates `schedule` and `commit` (or `fail`); `add` and `abort` may come at any time between.
+
+    Raises:
+        InvalidOption: limits under which a step could not serve every running sequence.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        cache: CacheShape,
+        *,
+        vocab_size: int,
+        enable_prefix_caching: bool = True,
+        batching: Batching | None = None,
+        ordering: Ordering | None = None,
+    ) -> None:
+        if not 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens:
+            raise InvalidOption("max_num_seqs must be at least 1 and at most max_num_batched_tokens")
+        if cache.num_blocks < 1 or cache.block_size < 1:
+            raise InvalidOption("the cache has no blocks")
+        self.limits = limits
+        self.kv = KVCache(cache, enable_prefix_caching=enable_prefix_caching)
+        self.max_model_len = min(limits.max_model_len, cache.num_blocks * cache.block_size)
+        """Most tokens of a sequence: what the model allows, and what the whole cache can hold."""
+        self._vocab_size = vocab_size
+        self._batching = batching if batching is not None else Continuous()
+        self._waiting: Ordering = ordering if ordering is not None else Fcfs()
+        self._prefilling: list[Sequence] = []
+        self._decoding: list[Sequence] = []
+        self._live: dict[int, list[Sequence]] = {}
+        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._serial = 0
+
+        # The step in flight, and what the next plan must say.
+        self._step = 0
+        self._planned: StepPlan | None = None
+        self._chunked: list[Sequence] = []
+        self._leaves: list[int] = []
+        self._needs_block: list[Sequence] = []
+        self._ended = StepOutput()
+
+        # Derived from `_decoding`. Replaced when the set changes, never altered: plans and outputs share them.
+        self._decode_slots: list[int] = []
+        self._decode_keys: list[tuple[int, int]] = []
+        self._decode_context = 0
+        self._decode_changed = False
+
+        self._num_preemptions = 0
+        self._prefix_queries = 0
+        self._prefix_hits = 0
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, request: Request, stop_matchers: StopMatcherFactory | None = None) -> None:
+        """Queue a request.
+
+        Raises:
+            InvalidRequest: wrong in itself, or an id already in use.
+            NeverFits: larger than the context, the cache or the batch can ever hold.
+        """
+        if request.id in self._live:
+            raise InvalidRequest("a request with this id is being served already")
+        check_request(
+            request,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.limits.max_num_seqs,
+            vocab_size=self._vocab_size,
+        )
+        end = self.max_model_len
+        if request.params.max_tokens is not None:
+            end = min(end, len(request.prompt) + request.params.max_tokens)
+        sequences = [
+            Sequence(
+                request,
+                choice,
+                (request.priority, self._serial, choice),
+                end,
+                stop_matchers(request) if stop_matchers is not None else None,
+            )
+            for choice in range(request.n)
+        ]
+        self._serial += 1
+        self._live[request.id] = sequences
+        lead = sequences[0]
+        lead.siblings = sequences[1:]
+        self._waiting.push(lead)
+
+    def abort(self, request_id: int, now: float) -> None:
+        """Nobody wants this request any longer. Its blocks are free at once, or after the step that computes it.
+
+        Unknown and finished ids are ignored.
+        """
+        for sequence in list(self._live.get(request_id, ())):
+            if self._planned is not None and sequence.joined:
+                sequence.aborted = True
+                sequence.mark = 0
+            else:
+                self._end(sequence, self._ended, now, FinishReason.ABORT)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a live request, or an ending nobody has taken yet."""
+        return bool(self._live) or bool(self._ended.finishes)
+
+    def take_ended(self) -> StepOutput:
+        """What ended outside a step, once."""
+        ended, self._ended = self._ended, StepOutput()
+        return ended
+
+    def stats(self) -> SchedulerStats:
+        pool = self.kv.pool
+        return SchedulerStats(
+            num_running=self._num_running(),
+            num_waiting=len(self._waiting),
+            num_used_blocks=pool.num_held,
+            num_cached_blocks=pool.num_kept,
+            num_preemptions=self._num_preemptions,
+            prefix_queries=self._prefix_queries,
+            prefix_hits=self._prefix_hits,
+        )
+
+    def _num_running(self) -> int:
+        return self.limits.max_num_seqs - len(self._free_slots)
+
+    # ------------------------------------------------------------ a step is planned
+
+    def schedule(self, now: float) -> StepPlan | None:
+        """The next step, or None if there is nothing to compute.
+
+        Raises:
+            RuntimeError: the last plan was neither committed nor failed.
+        """
+        if self._planned is not None:
+            raise RuntimeError("the last step was not committed")
+        plan = StepPlan(step=self._step)
+        self._chunked = []
+        num_preemptions = self._num_preemptions
+        self._prefilling = sorted((s for s in self._prefilling if s.state is State.PREFILLING), key=_order)
+        self._grant_decodes(plan)
+        self._refresh_decodes()
+        budget = self.limits.max_num_batched_tokens - len(self._decode_slots)
+        for sequence in self._prefilling:
+            if budget > 0 and sequence.state is State.PREFILLING:
+                budget -= self._grant_chunk(plan, sequence, budget)
+        if self._num_preemptions == num_preemptions:
+            self._admit(plan, budget, now)
+        plan.decodes = self._decode_slots
+        plan.num_context_tokens = self._decode_context
+        if not plan.decodes and not plan.chunks:
+            return None
+        plan.leaves, self._leaves = self._leaves, []
+        self._step += 1
+        self._planned = plan
+        return plan
+
+    def _grant_decodes(self, plan: StepPlan) -> None:
+        """A block for each decoding row whose last one is full, the first in the order first."""
+        if not self._needs_block:
+            return
+        needs, self._needs_block = sorted(self._needs_block, key=_order), []
+        for sequence in needs:
+            if sequence.state is not State.DECODING:
+                continue
+            if self._make_room(sequence, [*self._prefilling, *self._decoding]):
+                self._reserve(plan, sequence)
+            else:
+                self._preempt(sequence)
+
+    def _grant_chunk(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
+        """Tokens granted to a prefilling sequence: what it lacks, cut to the budget and to the free blocks.
+
+        It may take blocks from prefilling sequences after it in the order; if there are none it waits, keeping its own.
+        """
+        kv = self.kv
+        start = sequence.computed
+        count = min(len(sequence.tokens) - start, budget)
+        capacity = len(sequence.blocks) * kv.block_size
+        if start == capacity and not self._make_room(sequence, self._prefilling):
+            return 0
+        num_missing = min(kv.num_blocks_for(start + count) - len(sequence.blocks), kv.pool.num_free)
+        count = min(count, capacity + num_missing * kv.block_size - start)
+        if not sequence.joined:
+            self._announce(plan, sequence)
+        for _ in range(num_missing):
+            self._reserve(plan, sequence)
+        samples = start + count == len(sequence.tokens)
+        plan.chunks.append(Chunk(sequence.slot, start, count, samples, scores=sequence.wants_scores))
+        plan.num_chunk_tokens += count
+        self._chunked.append(sequence)
+        return count
+
+    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
+        """Let waiting sequences join, in order, while there are slots, tokens, and blocks for all they know."""
+        kv = self.kv
+        room = min(self._batching.room(self._num_running(), self.limits.max_num_seqs), len(self._free_slots))
+        promised = sum(kv.num_blocks_for(len(s.tokens)) - len(s.blocks) for s in self._prefilling)
+        while room > 0 and budget > 0 and (sequence := self._waiting.peek()) is not None:
+            num_slots = 1 + sum(1 for s in sequence.siblings if s.state is State.WAITING)
+            if num_slots > room:
+                break
+            matched = kv.match(sequence)
+            num_missing = kv.num_blocks_for(len(sequence.tokens)) - len(matched)
+            alone = not self._prefilling and not self._decoding
+            spare = 0 if alone else 1 + int(WATERMARK * kv.pool.num_blocks)
+            if not alone and num_missing + promised + spare > kv.num_free_after(matched):
+                break
+            self._waiting.pop()
+            self._join(sequence, matched, now)
+            room -= num_slots
+            budget -= self._grant_chunk(plan, sequence, budget)
+            promised += kv.num_blocks_for(len(sequence.tokens)) - len(sequence.blocks)
+
+    def _join(self, sequence: Sequence, matched: list[int], now: float) -> None:
+        """A waiting sequence takes a slot, the matched blocks, and slots for the choices that will follow it."""
+        sequence.slot = self._free_slots.pop()
+        sequence.state = State.PREFILLING
+        self._prefilling.append(sequence)
+        self.kv.attach(sequence, matched)
+        if sequence.first_scheduled is None:
+            sequence.first_scheduled = now
+            sequence.num_cached = sequence.computed
+            self._prefix_queries += sequence.num_prompt
+            self._prefix_hits += sequence.num_cached
+        for sibling in sequence.siblings:
+            if sibling.state is State.WAITING:
+                sibling.slot = self._free_slots.pop()
+                sibling.state = State.FORKING
+                sibling.first_scheduled = now
+                sibling.num_cached = sequence.num_cached
+
+    def _announce(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Tell the executor of a new row and of the computed blocks it starts with."""
+        sequence.joined = True
+        plan.joins.append(Join(sequence.slot, sequence.request, sequence.choice, sequence.tokens))
+        plan.block_slots.extend([sequence.slot] * len(sequence.blocks))
+        plan.block_ids.extend(sequence.blocks)
+
+    def _reserve(self, plan: StepPlan, sequence: Sequence) -> None:
+        plan.block_slots.append(sequence.slot)
+        plan.block_ids.append(self.kv.reserve(sequence))
+
+    def _refresh_decodes(self) -> None:
+        """Bring what is derived from the decoding rows up to date."""
+        if not self._decode_changed:
+            self._decode_context += len(self._decoding)
+            return
+        self._decode_changed = False
+        self._decoding = [s for s in self._decoding if s.state is State.DECODING]
+        self._decode_slots = [s.slot for s in self._decoding]
+        self._decode_keys = [s.key for s in self._decoding]
+        self._decode_context = sum(len(s.tokens) for s in self._decoding) - len(self._decoding)
+
+    # ------------------------------------------------------------ memory runs out
+
+    def _make_room(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Free a block if there is none, preempting those of `running` after `sequence` in the order, the last first.
+
+        The first in the order always gets its block, since the whole cache can hold any one sequence: somebody
+        always advances.
+        """
+        while self.kv.pool.num_free == 0:
+            later = [s for s in running if s.order > sequence.order and s.blocks]
+            if not later:
+                return False
+            later.sort(key=_order, reverse=True)
+            # A sequence whose every block is shared frees nothing by itself: it goes only when all the others are like it.
+            self._preempt(next((s for s in later if self.kv.frees_some(s)), later[0]))
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Back to its place in the queue; it will resume from whatever of its blocks is still cached."""
+        self._vacate(sequence)
+        sequence.state = State.WAITING
+        sequence.preemptions += 1
+        self._num_preemptions += 1
+        self._waiting.push(sequence)
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Give up slot, blocks and the executor's row."""
+        if sequence.state is State.DECODING:
+            self._decode_changed = True
+        self.kv.release(sequence)
+        if sequence.joined:
+            self._leaves.append(sequence.slot)
+            sequence.joined = False
+        if sequence.slot >= 0:
+            self._free_slots.append(sequence.slot)
+            sequence.slot = -1
+
+    # ------------------------------------------------------------ a step is over
+
+    def commit(self, result: StepResult, now: float) -> StepOutput:
+        """Apply the result of the planned step; also gives what ended outside a step since the last call.
+
+        Raises:
+            RuntimeError: no step was planned.
+        """
+        plan = self._take_planned()
+        output = self.take_ended()
+        rows, keys, sampled = self._decoding, self._decode_keys, result.tokens
+        num_decodes = len(rows)
+        if result.errors:
+            rows = [s for s in rows if s.slot not in result.errors]
+            keys = [s.key for s in rows]
+            sampled = [t for s, t in zip(self._decoding, sampled, strict=False) if s.slot not in result.errors]
+        elif len(sampled) > num_decodes:
+            sampled = sampled[:num_decodes]
+        output.keys, output.tokens = keys, sampled
+        for sequence, token in zip(rows, sampled, strict=True):
+            tokens = sequence.tokens
+            tokens.append(token)
+            if len(tokens) >= sequence.mark or token in sequence.ends:
+                self._examine(sequence, token, output, now)
+        if result.logprobs:
+            output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
+        if result.errors:
+            for sequence in [s for s in self._decoding if s.slot in result.errors]:
+                self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[sequence.slot])
+        if plan.chunks:
+            self._commit_chunks(plan, result, result.tokens[num_decodes:], output, now)
+        return output
+
+    def fail(self, message: str, now: float) -> StepOutput:
+        """The planned step failed as a whole: every row in it ends with this error; rows outside it go on.
+
+        Raises:
+            RuntimeError: no step was planned.
+        """
+        self._take_planned()
+        output = self.take_ended()
+        for sequence in [*self._decoding, *self._chunked]:
+            self._end(sequence, output, now, FinishReason.ERROR, error=message)
+        return output
+
+    def _take_planned(self) -> StepPlan:
+        plan, self._planned = self._planned, None
+        if plan is None:
+            raise RuntimeError("no step was planned")
+        return plan
+
+    def _commit_chunks(
+        self, plan: StepPlan, result: StepResult, sampled: list[int], output: StepOutput, now: float
+    ) -> None:
+        """Apply the chunks; those that reached their last known token start to decode."""
+        output.keys, output.tokens = list(output.keys), list(output.tokens)
+        tokens = iter(sampled)
+        for chunk, sequence in zip(plan.chunks, self._chunked, strict=True):
+            token = next(tokens) if chunk.samples else None
+            if chunk.slot in result.errors:
+                self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[chunk.slot])
+                continue
+            if sequence.aborted:
+                self._end(sequence, output, now, FinishReason.ABORT)
+                continue
+            sequence.computed += chunk.count
+            self.kv.publish(sequence, sequence.computed)
+            if chunk.scores:
+                self._commit_scores(chunk, sequence, result, output)
+            if token is None:
+                continue
+            self._fork(sequence)
+            if sequence.first_token is None:
+                sequence.first_token = now
+            sequence.state = State.DECODING
+            self._decoding.append(sequence)
+            self._decode_changed = True
+            sequence.tokens.append(token)
+            output.keys.append(sequence.key)
+            output.tokens.append(token)
+            if chunk.slot in result.logprobs:
+                output.logprobs[sequence.key] = result.logprobs[chunk.slot]
+            self._examine(sequence, token, output, now)
+
+    def _commit_scores(self, chunk: Chunk, sequence: Sequence, result: StepResult, output: StepOutput) -> None:
+        """Give out the prompt's log-probabilities that were not given out before a preemption."""
+        scores = result.prompt_logprobs.get(chunk.slot, [])
+        output.prompt_logprobs[sequence.key] = scores[max(0, sequence.scored - chunk.start) :]
+        sequence.scored = max(sequence.scored, min(chunk.start + chunk.count, sequence.num_prompt - 1))
+
+    def _fork(self, lead: Sequence) -> None:
+        """The common prompt is computed: the other choices start from its full blocks."""
+        for sibling in lead.siblings:
+            if sibling.state is State.FORKING:
+                self.kv.share(lead, sibling)
+                sibling.state = State.PREFILLING
+                self._prefilling.append(sibling)
+        lead.siblings = []
+
+    def _examine(self, sequence: Sequence, token: int, output: StepOutput, now: float) -> None:
+        """A decoding sequence got `token` and has come to its mark: end it, or set the next one."""
+        ending = sequence.ending(token)
+        if ending is not None:
+            self._end(sequence, output, now, *ending)
+            return
+        block_size = self.kv.block_size
+        computed = len(sequence.tokens) - 1
+        if computed % block_size == 0:
+            self.kv.publish(sequence, computed)
+            self._needs_block.append(sequence)
+        if sequence.matcher is None:
+            sequence.mark = min(sequence.end, (computed // block_size + 1) * block_size + 1)
+
+    def _end(
+        self,
+        sequence: Sequence,
+        output: StepOutput,
+        now: float,
+        reason: FinishReason,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """A sequence is over: everything it holds is free, and its one `Finish` is given out."""
+        if sequence.state is State.GONE:
+            return
+        if sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        if reason is FinishReason.ERROR:
+            self.kv.distrust(sequence)
+        elif sequence.state is State.DECODING:
+            self.kv.publish(sequence, len(sequence.tokens) - 1)
+        self._vacate(sequence)
+        sequence.state = State.GONE
+        live = self._live[sequence.request.id]
+        live.remove(sequence)
+        if not live:
+            del self._live[sequence.request.id]
+        output.finishes.append(sequence.finish(now, reason, stop_reason, error))
+        for sibling in sequence.siblings:
+            # Choices that waited for this one's prompt have nothing to start from.
+            self._end(sibling, output, now, reason, stop_reason, error)
+
+
+def _order(sequence: Sequence) -> tuple[int, int, int]:
+    return sequence.order

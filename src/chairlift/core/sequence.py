@@ -1,0 +1,147 @@
+"""One answer in flight."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Protocol
+
+from chairlift.core.types import Finish, FinishReason, Request
+
+
+class StopMatcher(Protocol):
+    """Watches the text of one sequence for its stop strings."""
+
+    def push(self, token: int) -> str | None:
+        """The stop string that this token completed, or None."""
+        ...
+
+
+class State(Enum):
+    """Where a sequence is; see the drawing in `core/scheduler.py`."""
+
+    WAITING = 0
+    FORKING = 1
+    """Has a slot, and waits for another choice of its request to compute their common prompt."""
+    PREFILLING = 2
+    DECODING = 3
+    GONE = 4
+
+
+class Sequence:
+    """Tokens, cache blocks and history of one (request, choice). Private to the scheduler.
+
+        tokens     |-------- prompt --------|----- output -----|
+        computed   |------------------------------------|          their K/V are in `blocks`
+
+    Between steps computed < len(tokens), and len(blocks) * block_size >= computed. While a sequence decodes, it lacks
+    exactly its last token, and `computed` is len(tokens) - 1 without being stored.
+    """
+
+    __slots__ = (
+        "aborted",
+        "blocks",
+        "chain",
+        "choice",
+        "computed",
+        "end",
+        "ends",
+        "first_scheduled",
+        "first_token",
+        "joined",
+        "mark",
+        "matcher",
+        "num_cached",
+        "num_prompt",
+        "order",
+        "preemptions",
+        "published",
+        "request",
+        "scored",
+        "siblings",
+        "slot",
+        "state",
+        "tokens",
+    )
+
+    def __init__(
+        self, request: Request, choice: int, order: tuple[int, int, int], end: int, matcher: StopMatcher | None
+    ) -> None:
+        params = request.params
+        self.request = request
+        self.choice = choice
+        self.order = order
+        """(priority, serial, choice): a preempted sequence returns to its own place."""
+        self.end = end
+        """Number of tokens, prompt included, at which the sequence ends for its length."""
+        self.matcher = matcher
+        self.ends = frozenset(
+            params.stop_token_ids if params.ignore_eos else params.stop_token_ids + request.eos_token_ids
+        )
+        self.tokens = list(request.prompt)
+        self.num_prompt = len(self.tokens)
+        self.computed = 0
+        self.blocks: list[int] = []
+        self.chain: list[bytes] = []
+        """Prefix keys: the root, then one of each full block hashed so far."""
+        self.published = 0
+        """Leading blocks that were offered to the prefix index."""
+        self.state = State.WAITING
+        self.slot = -1
+        self.joined = False
+        """Whether the executor holds a row for it."""
+        self.mark = 0
+        """Number of tokens at which commit must look closer: a block is full, the length is reached, or always (0)."""
+        self.siblings: list[Sequence] = []
+        """Other choices of the request, waiting for this one to compute their common prompt. They have their slots."""
+        self.scored = 0 if params.prompt_logprobs is not None else self.num_prompt
+        """Highest prompt position whose log-probability was given out; the first token has none."""
+        self.aborted = False
+        self.num_cached = 0
+        self.preemptions = 0
+        self.first_scheduled: float | None = None
+        self.first_token: float | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.request.id, self.choice
+
+    @property
+    def wants_scores(self) -> bool:
+        return self.scored < self.num_prompt - 1
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    def ending(self, token: int) -> tuple[FinishReason, int | str | None] | None:
+        """Why the sequence is over now that `token`, its newest, was appended; None if it goes on."""
+        params = self.request.params
+        if self.aborted:
+            return FinishReason.ABORT, None
+        if token in self.ends:
+            return FinishReason.STOP, None if token not in params.stop_token_ids else token
+        stop = self.matcher.push(token) if self.matcher is not None else None
+        if stop is not None and self.num_output >= params.min_tokens:
+            return FinishReason.STOP, stop
+        if len(self.tokens) >= self.end:
+            return FinishReason.LENGTH, None
+        return None
+
+    def finish(
+        self, now: float, reason: FinishReason, stop_reason: int | str | None = None, error: str | None = None
+    ) -> Finish:
+        return Finish(
+            id=self.request.id,
+            choice=self.choice,
+            reason=reason,
+            stop_reason=stop_reason,
+            error=error,
+            num_prompt_tokens=self.num_prompt,
+            num_output_tokens=self.num_output,
+            num_cached_tokens=self.num_cached,
+            num_preemptions=self.preemptions,
+            arrival=self.request.arrival,
+            first_scheduled=self.first_scheduled,
+            first_token=self.first_token,
+            finished=now,
+        )
