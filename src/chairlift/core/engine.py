@@ -81,6 +81,11 @@ class Engine:
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 
+    @property
+    def num_step_tokens(self) -> int:
+        """Tokens that the step begun last computes; 0 when it is finished."""
+        return 0 if self._plan is None else self._plan.num_tokens
+
     def begin(self, now: float) -> bool:
         """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""
         plan = self.scheduler.schedule(now)
