@@ -1,1 +1,32 @@
-"""What a model is, whoever runs it."""
+"""What a model is, whoever runs it: its files, its numbers, its weights and their encodings."""
+
+from chairlift.models.config import ModelConfig, Rope
+from chairlift.models.files import read_json
+from chairlift.models.gguf import GGUF, open_gguf
+from chairlift.models.model import Model, open_model
+from chairlift.models.quantize import Int4Groups, Int8Groups, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models.resolve import DEFAULT_MODEL, ModelFiles, resolve
+from chairlift.models.tensor import Encoding, Tensor
+from chairlift.models.weights import Weights
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "GGUF",
+    "Encoding",
+    "Int4Groups",
+    "Int8Groups",
+    "Model",
+    "ModelConfig",
+    "ModelFiles",
+    "Rope",
+    "Tensor",
+    "Weights",
+    "open_gguf",
+    "open_model",
+    "read_json",
+    "resolve",
+    "to_bfloat16",
+    "to_float32",
+    "to_int4",
+    "to_int8",
+]

