@@ -1,0 +1,150 @@
+"""The loop that drives an engine on the wall clock: commands in, one step after the other, output out.
+
+        inbox ──> begin k+1 ──> emit step k's output ──> wait k+1 ──> finish k+1 ──> inbox ...
+                                (while the device computes k+1)
+
+Only the thread in `run` touches the engine. Everybody else talks to it through `submit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from chairlift.core.engine import Engine
+from chairlift.core.errors import InvalidRequest, NeverFits
+from chairlift.core.types import Request, StepOutput
+from chairlift.wire import Abort, Add, Drain, EngineStats, Refused, Step, ToWorker
+
+HEARTBEAT_S = 1.0
+"""How often an idle loop says that it is alive."""
+
+
+class EngineLoop:
+    """Runs one engine until drained or stopped.
+
+    `emit` is called on the loop's thread, mostly while the device computes, and must not block. It owns what it gets.
+    A step that the executor fails costs the requests in it (they finish with an error), not the loop.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float],
+        emit: Callable[[Refused | Step], None],
+        *,
+        inbox: SimpleQueue[ToWorker | None] | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._emit = emit
+        self._inbox: SimpleQueue[ToWorker | None] = SimpleQueue() if inbox is None else inbox
+        self._heartbeat_s = heartbeat_s
+        self._draining = False
+        self._stopping = False
+
+    def submit(self, command: ToWorker) -> None:
+        """Hand over a command from any thread; it takes effect before the next step."""
+        self._inbox.put(command)
+
+    def stop(self) -> None:
+        """End `run` after the step in progress, whatever is still in flight; from any thread."""
+        self._inbox.put(None)
+
+    def run(self) -> None:
+        """Serve until a `Drain` has been fulfilled or `stop` was called.
+
+        Raises:
+            Exception: the engine itself broke. What was in flight is lost and the engine must not be used again.
+        """
+        engine, clock = self._engine, self._clock
+        output: StepOutput | None = None
+        step_s, num_tokens = 0.0, 0
+        while True:
+            self._take_commands()
+            begun_at = clock()
+            begun = not self._stopping and engine.begin(begun_at)
+            if output is not None:
+                self._send(output, num_tokens, step_s)
+                output = None
+            if begun:
+                num_tokens = engine.num_step_tokens
+                engine.wait()
+                now = clock()
+                output = engine.finish(now)
+                step_s = now - begun_at
+                continue
+            rest = engine.flush(clock())
+            if rest.finishes:
+                self._send(rest, 0, 0.0)
+            if self._stopping or (self._draining and not engine.has_work):
+                return
+            self._sleep()
+
+    def _take_commands(self) -> None:
+        try:
+            while True:
+                self._apply(self._inbox.get_nowait())
+        except Empty:
+            return
+
+    def _sleep(self) -> None:
+        """Wait for a command; without one, send a heartbeat."""
+        try:
+            command = self._inbox.get(timeout=self._heartbeat_s)
+        except Empty:
+            self._send(StepOutput(), 0, 0.0)
+        else:
+            self._apply(command)
+
+    def _apply(self, command: ToWorker | None) -> None:
+        match command:
+            case Add(request):
+                self._add(request)
+            case Abort(request_id):
+                self._engine.abort(request_id, self._clock())
+            case Drain():
+                self._draining = True
+            case None:
+                self._stopping = True
+
+    def _add(self, request: Request) -> None:
+        if self._draining:
+            self._emit(Refused(request.id, "the engine is shutting down", None, never=False))
+            return
+        try:
+            self._engine.add(request)
+        except InvalidRequest as error:
+            self._emit(Refused(request.id, str(error), error.param, never=isinstance(error, NeverFits)))
+
+    def _send(self, output: StepOutput, num_tokens: int, step_s: float) -> None:
+        self._emit(to_step(output, self._stats(num_tokens, step_s), self._clock()))
+
+    def _stats(self, num_tokens: int, step_s: float) -> EngineStats:
+        stats = self._engine.stats()
+        return EngineStats(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_used_blocks=stats.num_used_blocks,
+            num_cached_blocks=stats.num_cached_blocks,
+            num_preemptions=stats.num_preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+            num_step_tokens=num_tokens,
+            step_s=step_s,
+        )
+
+
+def to_step(output: StepOutput, stats: EngineStats, now: float) -> Step:
+    """The frame of one step's output. It shares no list with the engine, so that whoever gets it may change them."""
+    return Step(
+        ids=[key[0] for key in output.keys],
+        choices=[key[1] for key in output.keys],
+        tokens=list(output.tokens),
+        logprobs=[(*key, logprob) for key, logprob in output.logprobs.items()],
+        prompt_logprobs=[(*key, scored) for key, scored in output.prompt_logprobs.items()],
+        finishes=list(output.finishes),
+        stats=stats,
+        now=now,
+    )
