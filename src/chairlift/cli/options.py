@@ -1,0 +1,121 @@
+"""The flags that say which model runs and how: shared by every command that starts an engine."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import get_args
+
+from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, Dtype, EngineOptions, KVCacheDtype
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def count(text: str) -> int:
+    """A whole number, also as 2k (thousand), 2K, 2G or 2GiB (powers of 1,024) or 2GB (decimal).
+
+    Source: the spelling that users of vLLM know: lower case is decimal, upper case binary.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise argparse.ArgumentTypeError(f"not a number such as 4096, 8k or 2G: {text!r}")
+    digits, unit, suffix = match.groups()
+    binary = unit.isupper() if suffix is None else suffix.startswith("i")
+    factor: int = (1024 if binary else 1000) ** _POWERS[unit.lower()]
+    value = Fraction(digits) * factor
+    if value.denominator != 1:
+        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
+    return value.numerator
+
+
+def add_config_flag(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="YAML file with any of these flags, without the hyphens in front; the command line overrides it",
+    )
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
+    """Flags of the engine, named as in vLLM."""
+    group = parser.add_argument_group("engine")
+    what = "a folder, a .gguf file, or the name of an installed model package (default: the one set-up installs)"
+    if positional_model:
+        group.add_argument("model_tag", nargs="?", metavar="MODEL", help=what)
+    group.add_argument("--model", metavar="MODEL", help=what)
+    group.add_argument(
+        "--dtype",
+        choices=get_args(Dtype),
+        default="int8",
+        help="precision of the weights; int8 and int4 are quantised in groups (default: int8)",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=get_args(KVCacheDtype),
+        default="auto",
+        help="precision of cached keys and values (default: auto, float32 with float32 weights, else bfloat16)",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes",
+        type=count,
+        metavar="BYTES",
+        help="size of the cache, such as 2G (default: a share of the free memory)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=count,
+        metavar="TOKENS",
+        help="longest sequence, prompt and output together (default: what the model was made for)",
+    )
+    group.add_argument(
+        "--max-num-seqs",
+        type=count,
+        default=DEFAULT_MAX_NUM_SEQS,
+        metavar="N",
+        help="most sequences computed at once (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=count,
+        metavar="TOKENS",
+        help="most tokens computed in one step (default: measured, so that a step stays short)",
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the keys and values of prompts that may come again (default: on)",
+    )
+    group.add_argument(
+        "--num-threads", type=count, metavar="N", help="threads that compute (default: all cores of this process)"
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="makes sampling without a seed in the request repeatable")
+
+
+def engine_options(arguments: argparse.Namespace) -> EngineOptions:
+    """What the engine flags said. A model named by position comes before `--model`, which may be a configured default.
+
+    Raises:
+        InvalidOption: a value out of range.
+    """
+    from chairlift.models import DEFAULT_MODEL
+
+    return EngineOptions(
+        model=getattr(arguments, "model_tag", None) or arguments.model or DEFAULT_MODEL,
+        dtype=arguments.dtype,
+        kv_cache_dtype=arguments.kv_cache_dtype,
+        kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        num_threads=arguments.num_threads,
+        seed=arguments.seed,
+    )
