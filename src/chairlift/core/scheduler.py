@@ -288,8 +288,9 @@ class Scheduler:
             if sibling.state is State.WAITING:
                 sibling.slot = self._free_slots.pop()
                 sibling.state = State.FORKING
-                sibling.first_scheduled = now
-                sibling.num_cached = sequence.num_cached
+                if sibling.first_scheduled is None:
+                    sibling.first_scheduled = now
+                    sibling.num_cached = sequence.num_cached
 
     def _announce(self, plan: StepPlan, sequence: Sequence) -> None:
         """Tell the executor of a new row and of the computed blocks it starts with."""
@@ -326,14 +327,20 @@ class Scheduler:
             if not later:
                 return False
             later.sort(key=_order, reverse=True)
-            # A sequence whose every block is shared frees nothing by itself: it goes only when all the others are like it.
+            # A sequence whose every block is shared frees nothing by itself: it goes only if the others are like it.
             self._preempt(next((s for s in later if self.kv.frees_some(s)), later[0]))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to its place in the queue; it will resume from whatever of its blocks is still cached."""
-        self._vacate(sequence)
-        sequence.state = State.WAITING
+        """Back to its place in the queue; it will resume from whatever of its blocks is still cached.
+
+        Choices that wait for its prompt give their slots back too: slots held by nobody who runs could keep out
+        the head of the queue for ever.
+        """
+        for one in (sequence, *sequence.siblings):
+            if one.state is not State.GONE:
+                self._vacate(one)
+                one.state = State.WAITING
         sequence.preemptions += 1
         self._num_preemptions += 1
         self._waiting.push(sequence)

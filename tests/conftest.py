@@ -1,0 +1,5 @@
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--swarm-seeds", default="200", help="how many random worlds tests/core/test_swarm.py runs")
