@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from oracle import check
-
 from chairlift.core.prefix import block_content, chain_key, root_key
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State
+from oracle import check
 
 
 def live_sequences(scheduler: Scheduler) -> list[Sequence]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from invariants import check_invariants
-from oracle import EOS, VOCAB, Done, OracleExecutor, expected_output
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
@@ -19,6 +17,8 @@ from chairlift.core.types import (
     StepPlan,
     StepResult,
 )
+from invariants import check_invariants
+from oracle import EOS, VOCAB, Done, OracleExecutor, expected_output
 
 
 def make_engine(

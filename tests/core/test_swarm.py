@@ -10,13 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import pytest
-from invariants import check_invariants
-from oracle import EOS, VOCAB, OracleExecutor, check, expected_output
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Finish, FinishReason, Limits, Request, SamplingParams, StepOutput
+from invariants import check_invariants
+from oracle import EOS, VOCAB, OracleExecutor, check, expected_output
 
 
 @dataclass
