@@ -12,7 +12,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Finish, Limits, Request, SamplingParams
 from chairlift.wire import Abort, Add, Drain, Refused, Step
 from chairlift.worker.loop import EngineLoop
-from tests.fakes import VOCAB_SIZE, FakeExecutor, prompt
+from fakes import VOCAB_SIZE, FakeExecutor, prompt
 
 TIMEOUT_S = 20.0
 

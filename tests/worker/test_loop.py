@@ -9,8 +9,8 @@ import pytest
 
 from chairlift.core.types import CacheShape, FinishReason, Request, SamplingParams, StepPlan
 from chairlift.wire import Drain
-from tests.fakes import VOCAB_SIZE, FakeExecutor, expected, prompt
-from tests.worker.running import Running, request
+from fakes import VOCAB_SIZE, FakeExecutor, expected, prompt
+from worker.running import Running, request
 
 
 def test_every_request_gets_the_tokens_it_would_get_alone() -> None:

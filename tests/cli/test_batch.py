@@ -1,0 +1,172 @@
+"""Batch files: every request gets one result, whatever happened before, in between and at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from chairlift.cli.batch import Ask, BatchRequest, Progress, check_requests, finished_ids, read_requests, run_batch
+from chairlift.core.errors import EngineDead, InvalidOption
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+def line(custom_id: object = "a", url: object = COMPLETION, body: object = None, **more: object) -> str:
+    content = {"custom_id": custom_id, "method": "POST", "url": url, "body": {"prompt": "x"} if body is None else body}
+    return json.dumps({**content, **more}) + "\n"
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def run(requests: Sequence[BatchRequest], ask: Ask, output: io.BytesIO, max_in_flight: int = 3) -> Progress:
+    async def main() -> Progress:
+        return await run_batch(
+            iter(requests), ask, output, max_in_flight=max_in_flight, on_result=lambda progress: None
+        )
+
+    return asyncio.run(main())
+
+
+def results(output: bytes) -> dict[str, Any]:
+    parsed = [json.loads(each) for each in output.decode().splitlines()]
+    assert len({each["custom_id"] for each in parsed}) == len(parsed)
+    return {each["custom_id"]: each for each in parsed}
+
+
+async def echo(url: str, body: bytes) -> tuple[int, bytes]:
+    """Answers in an order of its own; refuses what asks for it."""
+    content = json.loads(body)
+    for _ in range(content.get("turns", 0)):
+        await asyncio.sleep(0)
+    if content.get("bad"):
+        return 400, json.dumps({"error": {"message": "bad"}}).encode()
+    return 200, json.dumps({"id": "x", "usage": {"completion_tokens": 2}, "echo": content["prompt"]}).encode()
+
+
+class TestInput:
+    def test_requests_in_order(self, tmp_path: Path) -> None:
+        path = write(
+            tmp_path / "in.jsonl", line("a"), "\n", line("b", CHAT, {"messages": []}), line("ü" * 100).rstrip()
+        )
+        assert [request.custom_id for request in read_requests(path)] == ["a", "b", "ü" * 100]
+        assert check_requests(path) == 3
+
+    @pytest.mark.parametrize(
+        ("bad", "reason"),
+        [
+            ("{", "not JSON"),
+            ("[" * 100_000, "not JSON"),
+            ("[]", "must be an object"),
+            (line(custom_id=None), "custom_id"),
+            (line(custom_id=""), "custom_id"),
+            (line(custom_id=3), "custom_id"),
+            (line(url="/v1/embeddings"), "url"),
+            (line(url=None), "url"),
+            (line(url=["/v1/completions"]), "url"),
+            (line(body="text"), "body"),
+            (line(method="GET"), "method"),
+        ],
+    )
+    def test_a_bad_line_is_named_before_anything_runs(self, tmp_path: Path, bad: str, reason: str) -> None:
+        path = write(tmp_path / "in.jsonl", line("a"), bad.rstrip("\n") + "\n")
+        with pytest.raises(InvalidOption, match="line 2") as caught:
+            check_requests(path)
+        assert reason in str(caught.value)
+
+    def test_ids_that_come_twice(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidOption, match="'a' comes twice"):
+            check_requests(write(tmp_path / "in.jsonl", line("a"), line("b"), line("a")))
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidOption, match="cannot be read"):
+            check_requests(tmp_path / "none.jsonl")
+
+
+class TestRun:
+    def test_every_request_gets_its_own_result_in_any_order(self) -> None:
+        random = Random(1)
+        requests = [
+            BatchRequest(str(i), COMPLETION, {"prompt": f"p{i}", "turns": random.randrange(9), "bad": i % 7 == 0})
+            for i in range(60)
+        ]
+        output = io.BytesIO()
+        progress = run(requests, echo, output)
+        assert (progress.num_answered, progress.num_failed, progress.num_output_tokens) == (51, 9, 102)
+        written = results(output.getvalue())
+        assert set(written) == {request.custom_id for request in requests}
+        assert list(written) != [request.custom_id for request in requests]
+        for request in requests:
+            response = written[request.custom_id]["response"]
+            if request.body["bad"]:
+                assert (response["status_code"], response["body"]["error"]["message"]) == (400, "bad")
+            else:
+                assert (response["status_code"], response["body"]["echo"]) == (200, request.body["prompt"])
+
+    def test_no_more_in_flight_than_allowed(self) -> None:
+        now, most = 0, 0
+
+        async def ask(url: str, body: bytes) -> tuple[int, bytes]:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            now -= 1
+            return await echo(url, body)
+
+        run([BatchRequest(str(i), CHAT, {"prompt": ""}) for i in range(30)], ask, io.BytesIO(), max_in_flight=4)
+        assert most == 4
+
+    def test_a_stream_is_refused(self) -> None:
+        output = io.BytesIO()
+        progress = run([BatchRequest("a", CHAT, {"prompt": "", "stream": True})], echo, output)
+        assert progress.num_failed == 1
+        assert results(output.getvalue())["a"]["response"]["body"]["error"]["param"] == "stream"
+
+    def test_a_lost_engine_writes_no_result_for_what_it_lost(self) -> None:
+        async def ask(url: str, body: bytes) -> tuple[int, bytes]:
+            if json.loads(body)["prompt"] >= 5:
+                return 503, b'{"error": {"message": "The engine stopped."}}'
+            return await echo(url, body)
+
+        output = io.BytesIO()
+        with pytest.raises(EngineDead, match=r"The engine stopped\."):
+            run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(30)], ask, output)
+        assert set(results(output.getvalue())) <= {str(i) for i in range(5)}
+
+
+class TestResume:
+    def test_a_file_cut_at_any_byte_goes_on_without_loss_or_repetition(self, tmp_path: Path) -> None:
+        requests = [BatchRequest(str(i), COMPLETION, {"prompt": f"ü{i}"}) for i in range(4)]
+        whole = io.BytesIO()
+        run(requests, echo, whole)
+        path = tmp_path / "out.jsonl"
+        for cut in range(len(whole.getvalue()) + 1):
+            path.write_bytes(whole.getvalue()[:cut])
+            done = finished_ids(path)
+            assert done == finished_ids(path), "repairing once is enough"
+            with path.open("ab") as file:
+                rest = io.BytesIO()
+                run([request for request in requests if request.custom_id not in done], echo, rest)
+                file.write(rest.getvalue())
+            assert set(results(path.read_bytes())) == {"0", "1", "2", "3"}
+
+    def test_no_file_and_an_empty_one(self, tmp_path: Path) -> None:
+        assert finished_ids(tmp_path / "none") == set()
+        assert finished_ids(write(tmp_path / "empty")) == set()
+
+    def test_some_other_file_is_left_alone(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "notes.txt", "dear diary\n", "today\n")
+        with pytest.raises(InvalidOption, match="line 1 is not a result"):
+            finished_ids(path)
+        assert path.read_text(encoding="utf-8") == "dear diary\ntoday\n"
