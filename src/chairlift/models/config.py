@@ -290,6 +290,11 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
     eps = gguf.number(f"{prefix}.attention.layer_norm_rms_epsilon")
     if not 0.0 <= eps <= 1.0:
         raise gguf.error(f"{prefix}.attention.layer_norm_rms_epsilon must be between 0 and 1")
+    vocab_size = size("vocab_size", MAX_SIZE, embed.rows)
+    for name in ("tokens", "token_type", "scores"):
+        key = f"tokenizer.ggml.{name}"
+        if gguf.has(key) and gguf.num_elements(key) != vocab_size:
+            raise gguf.error(f"{key} has {gguf.num_elements(key)} entries for a vocabulary of {vocab_size}")
     window = f"{prefix}.attention.sliding_window"
     ends = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
     bos = "tokenizer.ggml.bos_token_id"
@@ -301,7 +306,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         num_kv_heads=size("attention.head_count_kv", MAX_HEADS, num_heads),
         head_size=head_size,
         intermediate_size=size("feed_forward_length", MAX_SIZE),
-        vocab_size=size("vocab_size", MAX_SIZE, embed.rows),
+        vocab_size=vocab_size,
         max_model_len=size("context_length", MAX_CONTEXT),
         rms_norm_eps=eps,
         rope=_rope_from_gguf(gguf, prefix, head_size),

@@ -17,7 +17,8 @@ from chairlift.core.errors import InvalidModel
 MAX_JSON_BYTES = 64 << 20
 """Largest JSON file read: a tokenizer.json of 262,144 tokens has 33 MB."""
 MAX_JSON_DEPTH = 64
-MAX_JSON_VALUES = 8 << 20
+MAX_JSON_VALUES = 4 << 20
+"""Most values, commas in strings counted too: 446,000 merges written as pairs make 1.5 million."""
 
 
 def shown(text: object) -> str:

@@ -13,6 +13,7 @@ from chairlift.models.safetensors import open_safetensors_folder
 from chairlift.models.weights import Weights, weights_from_gguf, weights_from_hf
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_CONFIG_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,12 @@ def _open_gguf_model(files: ModelFiles) -> Model:
 
 def _open_folder(files: ModelFiles) -> Model:
     path = files.path / "config.json"
-    values = read_json(path, MAX_CONFIG_BYTES)
+    values = read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
     family = family_of_json(values, shown(path))
     config = family.read_json(values, family.name, shown(path))
     generation_path = files.path / "generation_config.json"
     if generation_path.exists():
-        generation = read_json(generation_path, MAX_CONFIG_BYTES)
+        generation = read_json(generation_path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
         config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)
     weights = weights_from_hf(family, config, open_safetensors_folder(files.path), shown(files.path))

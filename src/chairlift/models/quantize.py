@@ -19,7 +19,7 @@ from chairlift.models.tensor import Encoding, Tensor
 
 BLOCK_NUMBERS = 1 << 17
 """Numbers decoded at a time by a thread: 0.5 MB as float32."""
-MIN_THREADED_NUMBERS = 1 << 19
+MIN_THREADED_NUMBERS = 1 << 18
 """Below this a thread costs more than it saves."""
 
 
@@ -110,12 +110,10 @@ def to_int8(tensor: Tensor, group: int = 64) -> Int8Groups:
 
     def block(first: int, last: int) -> None:
         numbers = _decode(tensor, first, last).reshape(-1, group)
-        largest = np.maximum(numbers.max(axis=1), -numbers.min(axis=1))
-        rounded = _float16(largest * np.float32(1 / 127), tensor)
+        rounded = _int8_scales(_largest(numbers), tensor)
         scales[first:last] = rounded.reshape(-1, num_groups, 1)
         numbers *= _inverse(rounded)[:, None]
         np.rint(numbers, out=numbers)
-        np.clip(numbers, -127, 127, out=numbers)
         values[first:last] = numbers.reshape(-1, num_groups, group)
 
     _by_rows(tensor, block)
@@ -186,6 +184,7 @@ def _decode(tensor: Tensor, first: int, last: int) -> NDArray[np.float32]:
     return out
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]) -> None:
     stored = _stored_rows(tensor, first, last)
     match tensor.encoding:
@@ -199,21 +198,19 @@ def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]
             blocks = stored.reshape(-1, 34)
             numbers = out.reshape(-1, 32)
             numbers[:] = blocks[:, 2:].view(np.int8)
-            numbers *= _half(blocks, 0)
+            numbers *= _float16_at(blocks, 0)
         case Encoding.Q4_0:
             blocks = stored.reshape(-1, 18)
             numbers = out.reshape(-1, 32)
-            numbers[:, :16] = blocks[:, 2:] & 15
-            numbers[:, 16:] = blocks[:, 2:] >> 4
+            numbers[:] = _halves(blocks[:, 2:])
             numbers -= 8
-            numbers *= _half(blocks, 0)
+            numbers *= _float16_at(blocks, 0)
         case Encoding.Q4_1:
             blocks = stored.reshape(-1, 20)
             numbers = out.reshape(-1, 32)
-            numbers[:, :16] = blocks[:, 4:] & 15
-            numbers[:, 16:] = blocks[:, 4:] >> 4
-            numbers *= _half(blocks, 0)
-            numbers += _half(blocks, 2)
+            numbers[:] = _halves(blocks[:, 4:])
+            numbers *= _float16_at(blocks, 0)
+            numbers += _float16_at(blocks, 2)
     if tensor.rows == 1 and tensor.order is not None:
         out[:] = out[:, tensor.order]
 
@@ -222,7 +219,16 @@ def _ordered(tensor: Tensor, rows: NDArray[np.uint16], first: int, last: int) ->
     return rows[:, tensor.order] if tensor.rows == 1 and tensor.order is not None else rows
 
 
-def _half(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.float32]:
+def _halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The 32 four-bit numbers of every block of 16 bytes, uint8 `[blocks, 32]`: low halves first."""
+    packed = np.ascontiguousarray(packed)
+    numbers = np.empty((len(packed), 32), np.uint8)
+    np.bitwise_and(packed, 15, out=numbers[:, :16])
+    np.right_shift(packed, 4, out=numbers[:, 16:])
+    return numbers
+
+
+def _float16_at(blocks: NDArray[np.uint8], offset: int) -> NDArray[np.float32]:
     """The float16 at `offset` of every block, as float32 `[blocks, 1]`."""
     return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
 
@@ -240,6 +246,34 @@ def _float16(scales: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float16]
     if not np.all(np.abs(scales) <= 65504.0):
         raise InvalidModel(f"tensor {tensor.name} holds numbers that are not finite or too large")
     return scales.astype(np.float16)
+
+
+def _largest(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The largest magnitude of every row, `[rows]`; NaN if there is one.
+
+    Magnitudes are compared as integers, which order floats without their sign and NaN above infinity, and by halving
+    the flat array while the row length is even: five times as fast as a maximum along rows of 64.
+    """
+    width = numbers.shape[1]
+    bits = (numbers.view(np.uint32) & np.uint32(0x7FFFFFFF)).ravel()
+    while width % 2 == 0:
+        bits = np.maximum(bits[0::2], bits[1::2])
+        width //= 2
+    if width > 1:
+        bits = bits.reshape(-1, width).max(axis=1)
+    return bits.view(np.float32)
+
+
+def _int8_scales(largest: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float16]:
+    """Scales that map the largest magnitude of a group to 127, never to 128, `[groups]`.
+
+    Among the subnormal float16 the nearest one may be too small by more than half a step: the next is taken then.
+    """
+    rounded = _float16(largest * np.float32(1 / 127), tensor)
+    too_small = rounded.astype(np.float32) * np.float32(127.49) < largest
+    if too_small.any():
+        rounded[too_small] = np.nextafter(rounded[too_small], np.float16(np.inf))
+    return rounded
 
 
 def _inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
@@ -296,11 +330,11 @@ def _repack_int4(tensor: Tensor) -> Int4Groups:
         packed = values[first:last].reshape(-1, 16)
         packed[:, :8] = (pairs & 0x0F) | (pairs >> 4 & 0xF0)
         packed[:, 8:] = (pairs >> 4 & 0x0F) | (pairs >> 8 & 0xF0)
-        steps = _half(blocks, 0)
+        steps = _float16_at(blocks, 0)
         if zeros is None or offsets is None:
             packed ^= 0x88
         else:
-            lows = _half(blocks, 2)
+            lows = _float16_at(blocks, 2)
             flat = (steps == 0) | (np.abs(lows) > np.abs(steps) * 60000)
             # (q - zero) * 0 cannot say `offset`, so a flat group is 0 - (-1) times it.
             packed[flat[:, 0]] = 0

@@ -18,7 +18,7 @@ from chairlift.models.files import map_file, read_json, shown
 from chairlift.models.tensor import Encoding, Tensor
 
 MAX_HEADER_BYTES = 8 << 20
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 15
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 1024
 
@@ -65,6 +65,8 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
 
 def _entries(header: bytes, where: str) -> dict[str, _Entry]:
     """The header's tensors, decoded by type: nothing else can be built from it, however it is nested."""
+    if header.count(b":") > 6 * MAX_TENSORS:
+        raise InvalidModel(f"{where}: the header has more entries than {MAX_TENSORS} tensors need")
     try:
         raw = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
         metadata = raw.pop("__metadata__", None)
@@ -112,9 +114,9 @@ def open_safetensors_folder(folder: Path) -> dict[str, Tensor]:
         unsafe = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
         hint = f" ({shown(unsafe[0])} is a pickle, which may run code, and is never read)" if unsafe else ""
         raise InvalidModel(f"{shown(folder)}: holds no model.safetensors{hint}")
-    weight_map = read_json(index_path, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(weight_map, dict) or len(weight_map) > MAX_TENSORS:
-        raise InvalidModel(f"{shown(index_path)}: weight_map must be an object of at most {MAX_TENSORS} names")
+    weight_map = read_json(index_path, MAX_INDEX_BYTES, max_values=8 * MAX_TENSORS).get("weight_map")
+    if not isinstance(weight_map, dict) or len(weight_map) > 4 * MAX_TENSORS:
+        raise InvalidModel(f"{shown(index_path)}: weight_map must be an object of at most {4 * MAX_TENSORS} names")
     shards = sorted({_shard_name(value, index_path) for value in weight_map.values()})
     if len(shards) > MAX_SHARDS:
         raise InvalidModel(f"{shown(index_path)}: {len(shards)} files; at most {MAX_SHARDS} are read")
