@@ -19,7 +19,7 @@ from chairlift.models import (
     to_int4,
     to_int8,
 )
-from tests.models.writers import TinyLlama, encode, gguf_name, tiny_llama, write_gguf
+from models.writers import TinyLlama, encode, gguf_name, tiny_llama, write_gguf
 
 CANONICAL = {
     "model.embed_tokens.weight": "embed",

@@ -1,0 +1,295 @@
+"""Every encoding against a scalar formula written from its description, and every precision against its bound."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from chairlift.core.errors import InvalidModel
+from chairlift.models import Encoding, Tensor, open_gguf, quantize, to_bfloat16, to_float32, to_int4, to_int8
+from models.writers import encode, write_gguf
+
+ENCODINGS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+
+
+def stored(numbers: NDArray[np.float32], encoding: str) -> Tensor:
+    _, _, data = encode(numbers, encoding)
+    return Tensor("w", numbers.shape, Encoding[encoding], np.frombuffer(data, np.uint8))
+
+
+def random_tensor(encoding: str, rows: int = 24, cols: int = 192, seed: int = 0) -> Tensor:
+    rng = np.random.default_rng(seed)
+    spread = np.exp(rng.normal(0.0, 1.0, (rows, 1)))
+    return stored((rng.normal(0.05, 0.1, (rows, cols)) * spread).astype(np.float32), encoding)
+
+
+# ---------------------------------------------------------------- scalar formulas
+
+
+def scalar_f32(data: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+def scalar_f16(data: bytes) -> list[float]:
+    return list(struct.unpack(f"<{len(data) // 2}e", data))
+
+
+def scalar_bf16(data: bytes) -> list[float]:
+    return [struct.unpack("<f", b"\0\0" + data[i : i + 2])[0] for i in range(0, len(data), 2)]
+
+
+def scalar_q8_0(data: bytes) -> list[float]:
+    out = []
+    for i in range(0, len(data), 34):
+        step, *quants = struct.unpack_from("<e32b", data, i)
+        out += [step * quant for quant in quants]
+    return out
+
+
+def scalar_q4_0(data: bytes) -> list[float]:
+    out = []
+    for i in range(0, len(data), 18):
+        step, *packed = struct.unpack_from("<e16B", data, i)
+        out += [step * ((byte & 15) - 8) for byte in packed] + [step * ((byte >> 4) - 8) for byte in packed]
+    return out
+
+
+def scalar_q4_1(data: bytes) -> list[float]:
+    out = []
+    for i in range(0, len(data), 20):
+        step, low, *packed = struct.unpack_from("<ee16B", data, i)
+        out += [step * (byte & 15) + low for byte in packed] + [step * (byte >> 4) + low for byte in packed]
+    return out
+
+
+SCALAR: dict[str, Callable[[bytes], list[float]]] = {
+    "F32": scalar_f32,
+    "F16": scalar_f16,
+    "BF16": scalar_bf16,
+    "Q8_0": scalar_q8_0,
+    "Q4_0": scalar_q4_0,
+    "Q4_1": scalar_q4_1,
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_float32_is_the_scalar_formula(encoding: str) -> None:
+    """Equal to float64 arithmetic rounded once; Q4_1 adds two rounded numbers, so one more rounding is allowed."""
+    tensor = random_tensor(encoding)
+    wanted = np.array(SCALAR[encoding](tensor.raw.tobytes())).reshape(tensor.shape)
+    if encoding == "Q4_1":
+        np.testing.assert_allclose(to_float32(tensor), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
+    else:
+        np.testing.assert_array_equal(to_float32(tensor), wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1"])
+def test_any_bytes_decode_by_the_formula(encoding: str) -> None:
+    """Not only what an encoder writes: random quants, negative steps, steps of zero."""
+    rng = np.random.default_rng(1)
+    unit = Encoding[encoding]
+    blocks = rng.integers(0, 256, (64, unit.unit_bytes), dtype=np.uint8)
+    steps = np.array([0.0, -0.0, 1.0, -1.5, 2.0**-20, 60000.0, *rng.normal(0, 1, 58)], np.float16)
+    blocks[:, :2] = steps[:, None].view(np.uint8)
+    if encoding == "Q4_1":
+        blocks[:, 2:4] = rng.normal(0, 1, (64, 1)).astype(np.float16).view(np.uint8)
+    tensor = Tensor("w", (8, 256), unit, blocks.reshape(-1))
+    wanted = np.array(SCALAR[encoding](blocks.tobytes())).reshape(8, 256)
+    np.testing.assert_allclose(to_float32(tensor), wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_file_stores_what_was_written(tmp_path: Path, encoding: str) -> None:
+    numbers = np.random.default_rng(2).normal(0, 1, (6, 64)).astype(np.float32)
+    path = write_gguf(tmp_path / "m.gguf", {}, {"w": encode(numbers, encoding), "v": encode(numbers[0], "F32")})
+    tensors = open_gguf(path).tensors
+    assert tensors["w"].shape == (6, 64) and tensors["v"].shape == (1, 64)
+    assert tensors["w"].encoding.label == encoding
+    tolerance = {"F32": 0.0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q4_0": 0.3, "Q4_1": 0.25}[encoding]
+    np.testing.assert_allclose(to_float32(tensors["w"]), numbers, atol=tolerance)
+    np.testing.assert_array_equal(to_float32(tensors["v"]), numbers[:1])
+
+
+# ---------------------------------------------------------------- bfloat16
+
+
+def nearest_bfloat16(number: float) -> int:
+    """By search: the nearest of the two neighbours, the even one at a tie."""
+    low = struct.unpack("<I", struct.pack("<f", number))[0] >> 16
+    candidates = [struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in (low, low + 1)]
+    below, above = (abs(candidate - number) for candidate in candidates)
+    if below == above:
+        return low + (low & 1)
+    return low if below < above else low + 1
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=64))
+def test_bfloat16_rounds_to_nearest_even(numbers: list[float]) -> None:
+    tensor = stored(np.array([numbers], np.float32), "F32")
+    assert to_bfloat16(tensor)[0].tolist() == [nearest_bfloat16(number) for number in numbers]
+
+
+def test_bfloat16_of_ties_infinities_and_nan() -> None:
+    bits = np.array([[0x3F808000, 0x3F818000, 0x3F808001, 0x7F800000, 0xFF800000, 0x7F800001, 0xFFFFFFFF]], np.uint32)
+    got = to_bfloat16(stored(bits.view(np.float32), "F32"))[0].tolist()
+    assert got[:5] == [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0xFF80]
+    assert all(value & 0x7F80 == 0x7F80 and value & 0x7F for value in got[5:])
+
+
+def test_bfloat16_passes_through() -> None:
+    tensor = random_tensor("BF16")
+    assert to_bfloat16(tensor).tobytes() == tensor.raw.tobytes()
+
+
+# ---------------------------------------------------------------- int8
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("group", [32, 64])
+def test_int8_error_is_half_a_step_of_the_largest(encoding: str, group: int) -> None:
+    tensor = random_tensor(encoding)
+    exact = to_float32(tensor).reshape(24, -1, group)
+    groups = to_int8(tensor, group)
+    assert groups.values.shape == exact.shape and groups.values.dtype == np.int8
+    assert groups.scales.shape == (24, 192 // group, 1) and groups.scales.dtype == np.float16
+    step = np.abs(exact).max(axis=2, keepdims=True) / 127
+    error = np.abs(groups.to_float32().reshape(exact.shape) - exact)
+    assert (error <= step * (0.5 + 127 * 2**-11)).all()
+    assert np.abs(groups.values.astype(int)).max() == 127
+    assert (np.abs(groups.values.astype(int)).max(axis=2) >= 126).all()
+
+
+def test_int8_of_q8_0_in_its_own_groups_is_exact() -> None:
+    tensor = random_tensor("Q8_0")
+    np.testing.assert_array_equal(to_int8(tensor, 32).to_float32(), to_float32(tensor))
+
+
+@pytest.mark.parametrize(("cols", "group"), [(64, 64), (96, 32), (48, 16), (40, 8), (44, 44), (7, 7), (1, 1)])
+def test_int8_groups_that_do_not_fit(cols: int, group: int) -> None:
+    numbers = np.random.default_rng(0).normal(0, 1, (5, cols)).astype(np.float32)
+    groups = to_int8(stored(numbers, "F32"))
+    assert groups.group == group
+    np.testing.assert_allclose(groups.to_float32(), numbers, atol=0.5 / 127 * 4.5)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9, 1e-6, 1e-5, 3e-4, 1e-3, 1.0, 8e6])
+def test_int8_of_very_small_and_very_large_numbers(size: float) -> None:
+    """A scale among the subnormals of float16 is coarse; no number may wrap around because of it."""
+    rng = np.random.default_rng(0)
+    numbers = (rng.uniform(-1, 1, (400, 64)) * size).astype(np.float32)
+    groups = to_int8(stored(numbers, "F32"))
+    assert np.abs(groups.to_float32() - numbers).max() <= max(size * 0.5 / 127 * 1.1, 6e-8)
+    assert groups.values.min() >= -127
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize("convert", [to_int8, to_int4])
+def test_numbers_without_a_scale_are_refused(bad: float, convert: Callable[[Tensor], object]) -> None:
+    numbers = np.zeros((4, 64), np.float32)
+    numbers[2, 5] = bad
+    with pytest.raises(InvalidModel, match="tensor w holds"):
+        convert(stored(numbers, "F32"))
+
+
+# ---------------------------------------------------------------- int4
+
+
+def unpack(values: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Numbers 0..15 in row order, element by element: the low half is the even one."""
+    flat = values.reshape(values.shape[0], -1)
+    out = np.empty((flat.shape[0], flat.shape[1] * 2), np.int64)
+    for row in range(flat.shape[0]):
+        for i, byte in enumerate(flat[row].tolist()):
+            out[row, 2 * i], out[row, 2 * i + 1] = byte & 15, byte >> 4
+    return out
+
+
+def test_int4_of_q4_0_is_exact() -> None:
+    tensor = random_tensor("Q4_0")
+    groups = to_int4(tensor)
+    assert groups.zeros is None and groups.group == 32
+    signed = unpack(groups.values)
+    signed = np.where(signed > 7, signed - 16, signed)
+    by_hand = signed.reshape(24, -1, 32) * groups.scales.astype(np.float64)
+    np.testing.assert_array_equal(by_hand.reshape(24, -1).astype(np.float32), to_float32(tensor))
+    np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
+
+
+def test_int4_of_q4_1_is_exact_with_fractional_zeros() -> None:
+    tensor = random_tensor("Q4_1")
+    groups = to_int4(tensor)
+    assert groups.zeros is not None and groups.offsets is not None
+    quants = unpack(groups.values).reshape(24, -1, 32).astype(np.float64)
+    steps = groups.scales.astype(np.float64)
+    exact = np.array(scalar_q4_1(tensor.raw.tobytes())).reshape(quants.shape)
+    np.testing.assert_array_equal(quants * steps + groups.offsets.astype(np.float64), exact)
+    np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
+    zeros = groups.zeros.astype(np.float64)
+    assert (np.abs(zeros - np.rint(zeros)) > 0.01).mean() > 0.9
+    through_zeros = (quants - zeros) * steps
+    assert np.abs(through_zeros - exact).max() <= (np.abs(groups.offsets).max() * 2.0**-11)
+
+
+def test_int4_of_flat_q4_1_blocks() -> None:
+    """A block of equal numbers has step 0, where no zero point can stand for its offset."""
+    numbers = np.repeat(np.array([[0.5], [0.0], [-3.0]], np.float32), 32, axis=1)
+    groups = to_int4(stored(numbers, "Q4_1"))
+    assert groups.zeros is not None
+    quants = unpack(groups.values).reshape(3, 1, 32)
+    np.testing.assert_array_equal((quants - groups.zeros) * groups.scales, numbers.reshape(3, 1, 32))
+    np.testing.assert_array_equal(groups.to_float32(), numbers)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
+@pytest.mark.parametrize("group", [32, 64])
+def test_int4_rounding_beats_the_plain_formula(encoding: str, group: int) -> None:
+    tensor = random_tensor(encoding, 64, 512)
+    exact = to_float32(tensor)
+    groups = to_int4(tensor, group)
+    assert groups.zeros is None and groups.group == group
+    shaped = exact.reshape(64, -1, group)
+    step = np.abs(shaped).max(axis=2, keepdims=True) / 7
+    plain = np.clip(np.rint(shaped / step), -7, 7) * step
+    error = np.square(groups.to_float32() - exact).mean()
+    assert error < 0.85 * np.square(plain - shaped).mean()
+
+
+def test_int4_of_a_row_that_cannot_be_packed() -> None:
+    with pytest.raises(InvalidModel, match="two to a byte"):
+        to_int4(stored(np.ones((2, 7), np.float32), "F32"))
+
+
+# ---------------------------------------------------------------- blocks of rows and their order
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("block_numbers", [1, 192 * 5, 1 << 20])
+def test_blocks_and_threads_change_nothing(encoding: str, block_numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = random_tensor(encoding)
+    order = np.random.default_rng(3).permutation(24)
+    shuffled = Tensor("w", tensor.shape, tensor.encoding, tensor.raw, order)
+    wanted = to_float32(tensor)[order], to_bfloat16(tensor)[order], to_int8(tensor).values[order]
+    wanted4 = to_int4(tensor)
+    monkeypatch.setattr(quantize, "BLOCK_NUMBERS", block_numbers)
+    monkeypatch.setattr(quantize, "MIN_THREADED_NUMBERS", 1)
+    np.testing.assert_array_equal(to_float32(shuffled), wanted[0])
+    np.testing.assert_array_equal(to_bfloat16(shuffled), wanted[1])
+    np.testing.assert_array_equal(to_int8(shuffled).values, wanted[2])
+    got4 = to_int4(shuffled)
+    np.testing.assert_array_equal(got4.values, wanted4.values[order])
+    np.testing.assert_array_equal(got4.scales, wanted4.scales[order])
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16"])
+def test_order_of_a_vector_permutes_its_numbers(encoding: str) -> None:
+    numbers = np.arange(12, dtype=np.float32)[None]
+    order = np.random.default_rng(4).permutation(12)
+    plain = stored(numbers, encoding)
+    tensor = Tensor("v", plain.shape, plain.encoding, plain.raw, order)
+    np.testing.assert_array_equal(to_float32(tensor)[0], numbers[0, order])
+    np.testing.assert_array_equal(to_bfloat16(tensor)[0], to_bfloat16(plain)[0, order])
