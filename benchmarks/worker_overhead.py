@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a step costs besides the device: schedule, sampling of greedy rows, commit, frame, sending.
+"""What a step costs besides the device: schedule, inputs, sampling of greedy rows, commit, frame, sending.
 
     .venv/bin/python benchmarks/worker_overhead.py --rows 64 256 1024
 
-Everything is real but the device: the scheduler, the engine, the loop, the sampler on logits of the given vocabulary,
-and an outbox on a socket that another process reads. Prints one JSON line for each number of rows: microseconds per row
-and step on the loop's thread (its CPU time, so that neighbours on the machine do not count), while all rows decode;
-`parts` says what takes them.
+Everything is real but the device: the scheduler, the engine, the loop, the OpenVINO executor's rows and inputs, the
+sampler on logits of the given vocabulary, and an outbox on a socket that another process reads. Prints one JSON line for
+each number of rows: microseconds per row and step on the loop's thread (its CPU time, so that neighbours on the machine
+do not count), while all rows decode; `parts` says what takes them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ import numpy as np
 from chairlift.core.engine import Engine
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request, SamplingParams, StepPlan, StepResult
+from chairlift.executors.openvino.inputs import Rows, num_outputs
 from chairlift.sampling import Sampler
 from chairlift.wire import Add, FromWorker
 from chairlift.worker.loop import EngineLoop
@@ -51,12 +51,18 @@ class InstantPending:
 class InstantExecutor:
     """Takes no time for the model; samples from the same random logits in each step."""
 
-    def __init__(self, num_slots: int, vocab_size: int) -> None:
+    def __init__(self, num_slots: int, vocab_size: int, cache: CacheShape) -> None:
+        self.rows = Rows(num_slots, cache.num_blocks // num_slots, cache.block_size, cache.num_blocks)
         self.sampler = Sampler(num_slots, vocab_size)
         self.logits = np.random.default_rng(1).standard_normal((num_slots, vocab_size), np.float32)
+        self.inputs_s = 0.0
         self.sampling_s = 0.0
 
     def submit(self, plan: StepPlan) -> InstantPending:
+        start = time.thread_time()
+        self.rows.apply(plan)
+        self.rows.assemble(plan, plan.num_tokens, num_outputs(plan, self.rows))
+        self.inputs_s += time.thread_time() - start
         for slot in plan.leaves:
             self.sampler.leave(slot)
         for join in plan.joins:
@@ -65,12 +71,13 @@ class InstantExecutor:
 
     def compute(self, plan: StepPlan) -> StepResult:
         start = time.thread_time()
-        slots = [*plan.decodes, *(chunk.slot for chunk in plan.chunks if chunk.samples)]
-        sampled = self.sampler.sample(slots, self.logits[: len(slots)], None) if slots else None
+        slots = np.array([*plan.decodes, *(chunk.slot for chunk in plan.chunks if chunk.samples)], np.int64)
+        sampled = self.sampler.sample(slots, self.logits[: len(slots)], None)
         self.sampling_s += time.thread_time() - start
-        return (
-            StepResult([]) if sampled is None else StepResult(sampled.tokens, sampled.logprobs, errors=sampled.errors)
-        )
+        start = time.thread_time()
+        self.rows.advance(plan, slots, sampled.tokens)
+        self.inputs_s += time.thread_time() - start
+        return StepResult(sampled.tokens, sampled.logprobs, errors=sampled.errors)
 
 
 def measure(rows: int, vocab_size: int, num_steps: int) -> dict[str, object]:
@@ -78,7 +85,7 @@ def measure(rows: int, vocab_size: int, num_steps: int) -> dict[str, object]:
     length = PROMPT_TOKENS + num_steps
     cache = CacheShape(rows * (length // BLOCK_SIZE + 2), BLOCK_SIZE)
     limits = Limits(rows, max(2048, rows), length + 1)
-    executor = InstantExecutor(rows, vocab_size)
+    executor = InstantExecutor(rows, vocab_size, cache)
     engine = Engine(Scheduler(limits, cache, vocab_size=vocab_size), executor)
     ours, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
@@ -87,7 +94,7 @@ def measure(rows: int, vocab_size: int, num_steps: int) -> dict[str, object]:
     outbox = Outbox(ours)
     threading.Thread(target=outbox.run, daemon=True).start()
 
-    stamps: list[tuple[float, float, float]] = []
+    stamps: list[tuple[float, ...]] = []
     frame_s = 0.0
 
     def emit(message: FromWorker) -> None:
@@ -96,7 +103,7 @@ def measure(rows: int, vocab_size: int, num_steps: int) -> dict[str, object]:
         outbox.put(message)
         now = time.thread_time()
         frame_s += now - start
-        stamps.append((now, frame_s, executor.sampling_s))
+        stamps.append((now, frame_s, executor.inputs_s, executor.sampling_s))
 
     loop = EngineLoop(engine, time.monotonic, emit)
     params = SamplingParams(max_tokens=num_steps, temperature=0.0, ignore_eos=True)
@@ -108,11 +115,11 @@ def measure(rows: int, vocab_size: int, num_steps: int) -> dict[str, object]:
     reader.wait()
 
     first, last = len(stamps) // 4, len(stamps) * 3 // 4
-    steps = [
-        (b[0] - a[0], b[1] - a[1], b[2] - a[2]) for a, b in zip(stamps[first:last], stamps[first + 1 :], strict=False)
-    ]
-    total, frame, sampling = (statistics.fmean(part) * 1e6 / rows for part in zip(*steps, strict=True))
-    parts = {"sampling": round(sampling, 2), "frame": round(frame, 2), "rest": round(total - frame - sampling, 2)}
+    total, frame, inputs, sampling = (
+        (b - a) * 1e6 / rows / (last - first) for a, b in zip(stamps[first], stamps[last], strict=True)
+    )
+    named = {"inputs": inputs, "sampling": sampling, "frame": frame, "rest": total - inputs - sampling - frame}
+    parts = {name: round(value, 2) for name, value in named.items()}
     return {"rows": rows, "vocab_size": vocab_size, "us_per_row": round(total, 2), "parts": parts}
 
 
