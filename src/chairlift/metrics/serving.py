@@ -96,12 +96,12 @@ class ServingMetrics:
         self.step_tokens.observe(num_tokens)
         self.step_time.observe(duration_s)
 
-    def on_tokens(self, now: float, last_times: dict[float, int], num_first: int) -> None:
-        """The tokens of one step: `last_times[t]` sequences got their last one at `t`, `num_first` had none before."""
+    def on_tokens(self, now: float, last_times: dict[float, int], num_others: int) -> None:
+        """The tokens of one step: `last_times[t]` of them follow one that came at `t`, `num_others` follow none known."""
         for last_time, count in last_times.items():
             self.inter_token_latency.observe(now - last_time, count)
             self.num_generation_tokens += count
-        self.num_generation_tokens += num_first
+        self.num_generation_tokens += num_others
 
     def on_first_token(self, ttft_s: float) -> None:
         """The first token of a choice."""

@@ -1,0 +1,143 @@
+"""All answers to one HTTP request: its prompts, their choices, and the end they reach together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from chairlift.core.types import Finish, FinishReason, Request
+from chairlift.server.asked import Asked
+from chairlift.server.choices import CollectedChoice, StreamedChoice
+from chairlift.server.client import Choice, EngineClient
+from chairlift.server.errors import ApiError, internal, unavailable
+from chairlift.server.outlet import Outlet
+from chairlift.server.ports import TokenText
+from chairlift.server.rich_choice import RichStreamedChoice
+from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.validate import Presentation
+
+_log = logging.getLogger("chairlift.server")
+
+
+class _Part:
+    """One prompt's choices: what the client talks to."""
+
+    __slots__ = ("_answer", "choices")
+
+    def __init__(self, answer: Answer, choices: Sequence[Choice]) -> None:
+        self._answer = answer
+        self.choices = choices
+
+    def fail(self, error: ApiError) -> None:
+        self._answer.fail(error)
+
+
+class Answer:
+    """Submits the requests of one HTTP request and gathers what comes back.
+
+    One choice that fails ends them all: half of what was asked for is an error, not an answer.
+    """
+
+    def __init__(self, client: EngineClient, shape: Shape, show: Presentation, outlet: Outlet) -> None:
+        self.outlet = outlet
+        self.finished = False
+        """Every choice came to a good end."""
+        self._client = client
+        self._shape = shape
+        self._show = show
+        self._ids: list[int] = []
+        self._asked: Sequence[Asked] = ()
+        self._collected: list[CollectedChoice] = []
+        self._num_open = 0
+        self._num_prompt_tokens = 0
+        self._num_output_tokens = 0
+        self._num_cached_tokens = 0
+        self._first_token: float | None = None
+        self._reasons: set[str] = set()
+        self._left = False
+
+    def submit(self, asked: Sequence[Asked], requests: Sequence[Request], open_text: Callable[[], TokenText]) -> None:
+        """Hand everything to the engine; choice numbers run through all prompts.
+
+        Raises:
+            ApiError: 503, the engine is not there.
+        """
+        self._asked = asked
+        parts = []
+        for one, request in zip(asked, requests, strict=True):
+            choices = [self._choice(one, self._num_open + choice, open_text()) for choice in range(request.n)]
+            self._num_open += request.n
+            self._num_prompt_tokens += len(one.prompt)
+            parts.append((request, _Part(self, choices)))
+        for request, part in parts:
+            self._ids.append(request.id)
+            self._client.submit(request, part)
+
+    def usage(self) -> Usage:
+        """Tokens of all choices that ended."""
+        return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
+
+    def body(self) -> bytes:
+        """The response, once `finished`, if it is not streamed."""
+        choices = [choice.as_json() for choice in self._collected]
+        fields = self._asked[0].prompt_fields(self._collected[0].prompt_scores) if self._shape.chat else {}
+        return self._shape.body(choices, self.usage(), fields)
+
+    def summary(self, arrival: float, now: float) -> str:
+        """One line on what became of it, for the log."""
+        usage = self.usage()
+        ttft = "-" if self._first_token is None else f"{self._first_token - arrival:.3f}"
+        return (
+            f"prompt_tokens={usage.num_prompt_tokens} output_tokens={usage.num_output_tokens} "
+            f"cached_tokens={usage.num_cached_tokens} finish={','.join(sorted(self._reasons)) or '-'} "
+            f"ttft_s={ttft} total_s={now - arrival:.3f}"
+        )
+
+    def fail(self, error: ApiError) -> None:
+        """End everything with `error`."""
+        self.outlet.fail(error)
+        self.leave()
+
+    def leave(self) -> None:
+        """Nobody waits any longer. What is finished stays as it is; doing it again changes nothing."""
+        if self._left:
+            return
+        self._left = True
+        self.outlet.close()
+        for request_id in self._ids:
+            self._client.abort(request_id)
+
+    def _choice(self, asked: Asked, index: int, text: TokenText) -> Choice:
+        if not self._show.stream:
+            choice = CollectedChoice(asked, index, text, self._ended)
+            self._collected.append(choice)
+            return choice
+        kind = StreamedChoice if asked.is_plain else RichStreamedChoice
+        return kind(asked, index, text, self.outlet, self._ended)
+
+    def _ended(self, finish: Finish) -> None:
+        self._reasons.add(finish.reason.value)
+        if finish.reason is FinishReason.ERROR:
+            _log.error("the engine failed a request: %s", finish.error)
+            self.fail(internal())
+            return
+        if finish.reason is FinishReason.ABORT:
+            self.fail(unavailable("The engine ended the request before it was finished.", "aborted"))
+            return
+        if not self._show.discard_output:
+            self._num_output_tokens += finish.num_output_tokens
+        if finish.choice == 0:
+            self._num_cached_tokens += finish.num_cached_tokens
+        if finish.first_token is not None and (self._first_token is None or finish.first_token < self._first_token):
+            self._first_token = finish.first_token
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._complete()
+
+    def _complete(self) -> None:
+        self.finished = True
+        if self._show.stream:
+            if self._shape.include_usage:
+                self.outlet.write(self._shape.usage(self.usage()))
+            self.outlet.write(DONE)
+        self.outlet.close()

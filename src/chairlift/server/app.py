@@ -1,0 +1,197 @@
+"""The ASGI application: routes, access, and what every response has in common.
+
+A route is found by the raw path, byte for byte: what was not decoded cannot be decoded differently by somebody else.
+Everything needs access except what a route says is open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import chairlift
+from chairlift.metrics.serving import CONTENT_TYPE
+from chairlift.server.access import Access
+from chairlift.server.errors import ApiError, internal, unavailable
+from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
+from chairlift.server.generate import Engine, Generation
+from chairlift.server.shapes import encode_json
+
+_log = logging.getLogger("chairlift.server")
+
+_MODEL_PATH = b"/v1/models/"
+_UNKNOWN = "unknown"
+_CLOSE = (b"connection", b"close")
+
+Endpoint = Callable[[Exchange], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers at a path. `name` is what logs and metrics call it: paths as typed are without number."""
+
+    name: str
+    methods: dict[str, Endpoint] = field(default_factory=dict)
+    is_open: bool = False
+    """Served without an API key."""
+    is_logged: bool = True
+
+
+class App:
+    """Serves one engine, or says why not. `serving` is set once a model is loaded, `draining` before the end."""
+
+    def __init__(
+        self, access: Access, clock: Callable[[], float], *, stall_timeout_s: float, log_requests: bool
+    ) -> None:
+        self.serving: tuple[Engine, Generation] | None = None
+        self.draining = False
+        self.num_generating = 0
+        """Requests for answers that are not finished."""
+        self._access = access
+        self._clock = clock
+        self._stall_timeout_s = stall_timeout_s
+        self._log_requests = log_requests
+        post, get = ("POST",), ("GET", "HEAD")
+        self._routes: dict[bytes, Route] = {}
+        self._add("/v1/completions", post, self._completions)
+        self._add("/v1/chat/completions", post, self._chat_completions)
+        self._add("/v1/models", get, self._models)
+        self._add("/version", get, self._version)
+        self._add("/metrics", get, self._metrics, is_logged=False)
+        self._add("/health", get, self._health, is_open=True, is_logged=False)
+        self._add("/ready", get, self._ready, is_open=True, is_logged=False)
+        self._model_route = Route("/v1/models/{model}", dict.fromkeys(get, self._model))
+        self._unknown_route = Route(_UNKNOWN)
+
+    def _add(
+        self, path: str, methods: tuple[str, ...], endpoint: Endpoint, *, is_open: bool = False, is_logged: bool = True
+    ) -> None:
+        self._routes[path.encode()] = Route(path, dict.fromkeys(methods, endpoint), is_open, is_logged)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request (ASGI)."""
+        if scope["type"] != "http":
+            return
+        exchange = Exchange(scope, receive, send)
+        route = self._routes.get(exchange.path)
+        if route is None:
+            route = self._model_route if exchange.path.startswith(_MODEL_PATH) else self._unknown_route
+        try:
+            await self._serve(exchange, route)
+        except ClientGone:
+            exchange.note += " client=gone"
+        except ApiError as error:
+            await self._refuse(exchange, error)
+        except Exception:
+            _log.exception("a request failed: id=%s route=%s", exchange.id, route.name)
+            if exchange.status is not None:
+                exchange.abort()
+                raise
+            await self._refuse(exchange, internal())
+        finally:
+            self._note(exchange, route)
+
+    async def _serve(self, exchange: Exchange, route: Route) -> None:
+        if not route.is_open:
+            exchange.principal = self._access.principal(exchange.headers)
+        if route is self._unknown_route:
+            raise ApiError(404, "There is nothing at this path.", code="unknown_path")
+        endpoint = route.methods.get(exchange.method)
+        if endpoint is None:
+            allow = ", ".join(route.methods)
+            raise ApiError(
+                405, f"This path takes {allow}.", code="method_not_allowed", headers=((b"allow", allow.encode()),)
+            )
+        await endpoint(exchange)
+
+    async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+        exchange.note += f" code={error.code or '-'}"
+        headers = error.headers
+        if self.draining and _CLOSE not in headers:
+            headers = (*headers, _CLOSE)
+        await exchange.respond(error.status, error.body(), headers=headers)
+
+    def _note(self, exchange: Exchange, route: Route) -> None:
+        if self.serving is not None and exchange.status is not None:
+            metrics = self.serving[0].client.metrics
+            if metrics is not None:
+                metrics.on_response(route.name, exchange.status)
+        if self._log_requests and route.is_logged:
+            status = exchange.status if exchange.status is not None else "-"
+            _log.info("id=%s route=%s status=%s %s", exchange.id, route.name, status, exchange.note.strip())
+
+    # ------------------------------------------------------------ endpoints
+
+    async def _completions(self, exchange: Exchange) -> None:
+        await self._generate(exchange, chat=False)
+
+    async def _chat_completions(self, exchange: Exchange) -> None:
+        await self._generate(exchange, chat=True)
+
+    async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        engine, generation = self._engine()
+        if engine.client.dead.done():
+            raise unavailable("The engine is not running.", "engine_dead")
+        self.num_generating += 1
+        try:
+            await generation.serve(exchange, chat=chat)
+        finally:
+            self.num_generating -= 1
+
+    async def _models(self, exchange: Exchange) -> None:
+        engine, _ = self._engine()
+        models = [_model_card(engine, name) for name in engine.served_names]
+        await exchange.respond(200, encode_json({"object": "list", "data": models}))
+
+    async def _model(self, exchange: Exchange) -> None:
+        engine, _ = self._engine()
+        name = unquote(exchange.path[len(_MODEL_PATH) :].decode("latin-1"))
+        if name not in engine.served_names:
+            raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
+        await exchange.respond(200, encode_json(_model_card(engine, name)))
+
+    async def _version(self, exchange: Exchange) -> None:
+        await exchange.respond(200, encode_json({"version": chairlift.__version__}))
+
+    async def _metrics(self, exchange: Exchange) -> None:
+        metrics = self.serving[0].client.metrics if self.serving is not None else None
+        await exchange.respond(200, b"" if metrics is None else metrics.render(), CONTENT_TYPE.encode())
+
+    async def _health(self, exchange: Exchange) -> None:
+        self._check_engine()
+        await exchange.respond(200, encode_json({"status": "ok"}))
+
+    async def _ready(self, exchange: Exchange) -> None:
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        self._check_engine()
+        await exchange.respond(200, encode_json({"status": "ready"}))
+
+    def _engine(self) -> tuple[Engine, Generation]:
+        if self.serving is None:
+            raise unavailable("The model is being loaded.", "loading")
+        return self.serving
+
+    def _check_engine(self) -> None:
+        """Raises a 503 unless the engine lives: it speaks after every step, and every second when idle."""
+        client = self._engine()[0].client
+        if client.dead.done():
+            raise unavailable("The engine is not running.", "engine_dead")
+        if client.last_heard is not None and self._clock() - client.last_heard > self._stall_timeout_s:
+            raise unavailable("The engine does not make progress.", "engine_stalled")
+
+
+def _model_card(engine: Engine, name: str) -> dict[str, object]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": engine.created,
+        "owned_by": "chairlift",
+        "root": engine.served_names[0],
+        "parent": None,
+        "max_model_len": engine.max_model_len,
+    }

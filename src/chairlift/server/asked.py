@@ -1,0 +1,61 @@
+"""What all answers to one prompt share: how they are shown, and the prompt that may have to be shown with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from chairlift.core.types import TokenLogprob
+from chairlift.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from chairlift.server.ports import TokenNames
+from chairlift.server.shapes import Shape
+from chairlift.server.validate import Presentation
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt and how its answers are to be shown."""
+
+    tokenizer: TokenNames
+    shape: Shape
+    show: Presentation
+    prompt: list[int]
+    wants_logprobs: bool
+    wants_prompt_logprobs: bool
+
+    @property
+    def is_plain(self) -> bool:
+        """Text is all that is wanted: nothing per token, nothing about the prompt."""
+        show = self.show
+        extras = self.wants_logprobs or self.wants_prompt_logprobs or show.return_token_ids
+        return not (extras or show.echo or show.continuous_usage or show.discard_output)
+
+    def echo(self) -> str:
+        """The prompt as text, if it is to be repeated before the answer."""
+        return self.tokenizer.decode(self.prompt) if self.show.echo else ""
+
+    def logprobs(self, tokens: Sequence[int], scores: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any] | None:
+        """Scores of output tokens; `offset` is where their text begins, in characters."""
+        if not self.wants_logprobs:
+            return None
+        if self.shape.chat:
+            return chat_logprobs(self.tokenizer, scores)
+        return completion_logprobs(self.tokenizer, tokens, scores, offset)
+
+    def echoed_logprobs(
+        self, tokens: Sequence[int], scores: Sequence[TokenLogprob], prompt_scores: Sequence[TokenLogprob]
+    ) -> dict[str, Any] | None:
+        """Scores of the prompt's tokens and then of the output's, as one text."""
+        if not self.wants_logprobs:
+            return None
+        return completion_logprobs(self.tokenizer, [*self.prompt, *tokens], [None, *prompt_scores, *scores])
+
+    def prompt_fields(self, prompt_scores: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """What a response says about the prompt itself, where that was asked for."""
+        fields: dict[str, Any] = {}
+        if self.wants_prompt_logprobs:
+            fields["prompt_logprobs"] = prompt_logprobs(self.tokenizer, prompt_scores)
+        if self.show.return_token_ids:
+            fields["prompt_token_ids"] = self.prompt
+        return fields

@@ -1,0 +1,112 @@
+"""One answer in the making: collected to the end, or streamed as plain text.
+
+`push` is called once per token of every request: what it costs is most of what the server costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from chairlift.core.types import Finish, FinishReason, TokenLogprob
+from chairlift.server.asked import Asked
+from chairlift.server.outlet import Outlet
+from chairlift.server.ports import TokenText
+from chairlift.server.shapes import encode_json
+
+OnEnd = Callable[[Finish], None]
+
+
+class CollectedChoice:
+    """Keeps everything until the end; the text is decoded once."""
+
+    __slots__ = (
+        "_asked",
+        "_index",
+        "_on_end",
+        "_text",
+        "finished",
+        "heard",
+        "prompt_scores",
+        "push",
+        "scores",
+        "tokens",
+    )
+
+    def __init__(self, asked: Asked, index: int, text: TokenText, on_end: OnEnd) -> None:
+        self._asked = asked
+        self._index = index
+        self._text = text
+        self._on_end = on_end
+        self.heard: float | None = None
+        self.tokens: list[int] = []
+        self.push = self.tokens.append
+        self.scores: list[TokenLogprob] = []
+        self.prompt_scores: list[TokenLogprob] = []
+        self.finished: Finish | None = None
+
+    def score(self, logprob: TokenLogprob) -> None:
+        self.scores.append(logprob)
+
+    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
+        self.prompt_scores += logprobs
+
+    def finish(self, finish: Finish) -> None:
+        self.finished = finish
+        self._on_end(finish)
+
+    def as_json(self) -> dict[str, Any]:
+        """The choice in the response's body. Called once, after a good end."""
+        asked = self._asked
+        tokens, scores, text = self.tokens, self.scores, ""
+        reason, stop_reason = FinishReason.LENGTH, None
+        if asked.show.discard_output:
+            tokens, scores = [], []
+        else:
+            text = self._text.push(tokens) + self._text.finish()
+            if self.finished is not None:
+                reason, stop_reason = self.finished.reason, self.finished.stop_reason
+        if asked.show.echo:
+            text = asked.echo() + text
+            logprobs = asked.echoed_logprobs(tokens, scores, self.prompt_scores)
+        else:
+            logprobs = asked.logprobs(tokens, scores)
+        more: dict[str, Any] = {"token_ids": tokens} if asked.show.return_token_ids else {}
+        if not asked.shape.chat:
+            more |= asked.prompt_fields(self.prompt_scores)
+        return asked.shape.choice(self._index, text, logprobs, reason, stop_reason, more)
+
+
+class StreamedChoice:
+    """Writes an event for every token that gives text; a chat's opening goes out together with the first."""
+
+    __slots__ = ("_asked", "_head", "_index", "_on_end", "_opening", "_outlet", "_tail", "_text", "heard")
+
+    def __init__(self, asked: Asked, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd) -> None:
+        self._asked = asked
+        self._index = index
+        self._text = text
+        self._outlet = outlet
+        self._on_end = on_end
+        self._opening = asked.shape.opening(index)
+        self._head, self._tail = asked.shape.split(index)
+        self.heard: float | None = None
+
+    def push(self, token: int) -> None:
+        text = self._text.push((token,))
+        if text:
+            self._outlet.write(self._opening + self._head + encode_json(text) + self._tail)
+            self._opening = b""
+
+    def score(self, logprob: TokenLogprob) -> None:
+        """Nobody asked."""
+
+    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
+        """Nobody asked."""
+
+    def finish(self, finish: Finish) -> None:
+        if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            rest = self._text.finish()
+            end = self._asked.shape.end(self._index, rest, None, finish.reason, finish.stop_reason)
+            self._outlet.write(self._opening + end)
+        self._on_end(finish)

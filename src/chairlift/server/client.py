@@ -1,0 +1,267 @@
+"""The server's end of the frames: sends requests, and hands what each step gave to whoever asked.
+
+Everything runs on the event loop's thread. A frame is one step's output for all requests: it is decoded once, and each
+token costs one look-up and one call. Who listens is told through plain method calls and must neither wait nor raise for
+long: an exception of a listener ends that listener's request and no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from chairlift.core.types import Finish, Request, TokenLogprob
+from chairlift.metrics.serving import ServingMetrics
+from chairlift.server.errors import ApiError, bad_request, internal, unavailable
+from chairlift.wire import (
+    MAX_FRAME_BYTES,
+    Abort,
+    Add,
+    Drain,
+    Failed,
+    FromWorker,
+    Ready,
+    Refused,
+    Step,
+    decode_from_worker,
+    encode,
+)
+
+_log = logging.getLogger("chairlift.server")
+
+_HEADER_BYTES = 4
+
+
+class Choice(Protocol):
+    """One answer in the making."""
+
+    heard: float | None
+    """When its last token came, on the worker's clock; kept by the client."""
+
+    def push(self, token: int) -> None: ...
+    def score(self, logprob: TokenLogprob) -> None: ...
+    def score_prompt(self, logprobs: list[TokenLogprob]) -> None: ...
+    def finish(self, finish: Finish) -> None: ...
+
+
+class Listener(Protocol):
+    """Who asked for one request."""
+
+    @property
+    def choices(self) -> Sequence[Choice]: ...
+
+    def fail(self, error: ApiError) -> None:
+        """Nothing more will come for this request."""
+        ...
+
+
+class _Live:
+    """A request in the worker's hands."""
+
+    __slots__ = ("arrival", "choices", "listener", "num_open", "num_prompt_tokens", "prefilled")
+
+    def __init__(self, request: Request, listener: Listener) -> None:
+        self.listener = listener
+        self.choices = listener.choices
+        self.num_open = request.n
+        self.arrival = request.arrival
+        self.num_prompt_tokens = len(request.prompt)
+        self.prefilled = False
+
+
+class EngineClient(asyncio.Protocol):
+    """Speaks frames with one worker. Its life: connected, `ready`, then `dead` for good."""
+
+    def __init__(self, make_metrics: Callable[[Ready], ServingMetrics]) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        """Set by the worker's first frame; cancelled if it dies before."""
+        self.dead: asyncio.Future[str] = loop.create_future()
+        """Set with the reason when nothing more can come."""
+        self.metrics: ServingMetrics | None = None
+        self.last_heard: float | None = None
+        """The worker's own time (the machine's monotonic clock) in its last frame."""
+        self._make_metrics = make_metrics
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._live: dict[int, _Live] = {}
+        self._next_id = 0
+
+    # ------------------------------------------------------------ asking
+
+    @property
+    def num_live(self) -> int:
+        """Requests whose end has not come and whose listeners have not left."""
+        return len(self._live)
+
+    def new_id(self) -> int:
+        """An id for the next request, unique in this client's life."""
+        self._next_id += 1
+        return self._next_id
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Hand a request over. Whatever happens to it, the listener hears.
+
+        Raises:
+            ApiError: 503, the worker is not there.
+        """
+        if self._transport is None or self.dead.done() or self.metrics is None:
+            raise unavailable("The engine is not running.", "engine_unavailable")
+        self._live[request.id] = _Live(request, listener)
+        self._transport.write(encode(Add(request)))
+        max_tokens = request.params.max_tokens
+        self.metrics.on_request(request.n, max_tokens if max_tokens is not None else 0)
+
+    def abort(self, request_id: int) -> None:
+        """Nobody listens any longer. Unknown and finished ids are ignored."""
+        if self._live.pop(request_id, None) is not None and self._transport is not None and not self.dead.done():
+            self._transport.write(encode(Abort(request_id)))
+
+    def drain(self) -> None:
+        """Ask the worker to exit once everything is finished."""
+        if self._transport is not None and not self.dead.done():
+            self._transport.write(encode(Drain()))
+
+    def close(self) -> None:
+        """Leave the worker, which ends it."""
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------ hearing
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if isinstance(transport, asyncio.Transport):
+            self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._die("The engine stopped.")
+
+    def data_received(self, data: bytes) -> None:
+        received = self._received
+        received += data
+        start = 0
+        view = memoryview(received)
+        try:
+            while len(received) - start >= _HEADER_BYTES:
+                end = start + _HEADER_BYTES + int.from_bytes(received[start : start + _HEADER_BYTES], "little")
+                if end - start - _HEADER_BYTES > MAX_FRAME_BYTES:
+                    raise ValueError(f"a frame of {end - start - _HEADER_BYTES} bytes")
+                if len(received) < end:
+                    break
+                self._take(decode_from_worker(view[start + _HEADER_BYTES : end]))
+                start = end
+        except Exception:
+            _log.exception("the worker sent a frame that cannot be used")
+            self._die("The engine's output cannot be used.")
+            self.close()
+        finally:
+            view.release()
+        del received[:start]
+
+    def _take(self, message: FromWorker) -> None:
+        if isinstance(message, Step):
+            self._step(message)
+        elif isinstance(message, Refused):
+            self._refused(message)
+        elif isinstance(message, Ready):
+            if self.metrics is None and not self.dead.done():
+                self.metrics = self._make_metrics(message)
+                self.ready.set_result(message)
+        elif isinstance(message, Failed):
+            _log.error("the engine failed: %s", message.message)
+            self._die(message.message)
+
+    def _step(self, step: Step) -> None:
+        now = self.last_heard = step.now
+        metrics = self.metrics
+        if metrics is None:
+            return
+        live = self._live
+        for request_id, index, logprob in step.logprobs:
+            if (one := live.get(request_id)) is not None:
+                one.choices[index].score(logprob)
+        for request_id, index, logprobs in step.prompt_logprobs:
+            if (one := live.get(request_id)) is not None:
+                one.choices[index].score_prompt(logprobs)
+
+        last_times: dict[float, int] = {}
+        num_others = 0
+        for request_id, index, token in zip(step.ids, step.choices, step.tokens, strict=True):
+            one = live.get(request_id)
+            if one is None:
+                num_others += 1
+                continue
+            choice = one.choices[index]
+            last = choice.heard
+            choice.heard = now
+            if last is not None:
+                last_times[last] = last_times.get(last, 0) + 1
+            else:
+                num_others += 1
+                self._first_token(one, now, metrics)
+            try:
+                choice.push(token)
+            except Exception:
+                self._broken(request_id)
+        metrics.on_tokens(now, last_times, num_others)
+        for finish in step.finishes:
+            metrics.on_finish(finish)
+            self._finished(finish)
+        stats = step.stats
+        metrics.on_counts(
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_used_blocks=stats.num_used_blocks,
+            num_preemptions=stats.num_preemptions,
+            prefix_queries=stats.prefix_queries,
+            prefix_hits=stats.prefix_hits,
+        )
+        if stats.num_step_tokens:
+            metrics.on_step(stats.num_step_tokens, stats.step_s)
+
+    def _first_token(self, one: _Live, now: float, metrics: ServingMetrics) -> None:
+        metrics.on_first_token(now - one.arrival)
+        if not one.prefilled:
+            one.prefilled = True
+            metrics.on_prefilled(one.num_prompt_tokens)
+
+    def _finished(self, finish: Finish) -> None:
+        one = self._live.get(finish.id)
+        if one is None:
+            return
+        one.num_open -= 1
+        if one.num_open == 0:
+            del self._live[finish.id]
+        try:
+            one.choices[finish.choice].finish(finish)
+        except Exception:
+            self._live.setdefault(finish.id, one)
+            self._broken(finish.id)
+
+    def _refused(self, refusal: Refused) -> None:
+        one = self._live.pop(refusal.id, None)
+        if one is not None:
+            code = "request_too_large" if refusal.never else None
+            one.listener.fail(bad_request(refusal.message, refusal.param, code))
+
+    def _broken(self, request_id: int) -> None:
+        """A listener raised: it loses its request, and nobody else does."""
+        _log.exception("a request failed in the server")
+        one = self._live.get(request_id)
+        self.abort(request_id)
+        if one is not None:
+            one.listener.fail(internal())
+
+    def _die(self, reason: str) -> None:
+        if self.dead.done():
+            return
+        self.dead.set_result(reason)
+        if not self.ready.done():
+            self.ready.cancel()
+        if self.metrics is not None:
+            self.metrics.on_engine_dead()
+        lost, self._live = self._live, {}
+        for one in lost.values():
+            one.listener.fail(unavailable("The engine stopped before the answer was finished.", "engine_dead"))

@@ -1,0 +1,208 @@
+"""POST /v1/completions and /v1/chat/completions: from a body to tokens in the engine, and from tokens to the client.
+
+    body -> validate -> tokens that fit -> engine ... steps ... -> text -> bytes -> client
+            `--- on a thread if the body is large ---'
+
+Whatever happens, leaving this code aborts what was submitted: a client that left, a bug, a shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from hashlib import sha256
+
+from chairlift.core.types import Request
+from chairlift.server import validate
+from chairlift.server.answer import Answer
+from chairlift.server.asked import Asked
+from chairlift.server.client import EngineClient
+from chairlift.server.errors import ApiError
+from chairlift.server.exchange import ClientGone, Exchange, safe_id
+from chairlift.server.json_body import read_object
+from chairlift.server.outlet import Outlet
+from chairlift.server.ports import ServedText
+from chairlift.server.prompts import Fitted, fit
+from chairlift.server.shapes import Shape
+
+INLINE_BYTES = 16 << 10
+"""Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
+
+INLINE_OUTPUT_TOKENS = 8 << 10
+"""Answers up to this size are turned into text on the event loop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """A loaded model behind a client."""
+
+    client: EngineClient
+    text: ServedText
+    max_model_len: int
+    served_names: tuple[str, ...]
+    """Names that requests may use; the first is the one that responses carry."""
+    created: int
+    """When it was loaded, in seconds since 1970."""
+
+
+class Generation:
+    """Serves one engine; knows every answer in flight."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: Executor,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        *,
+        max_body_bytes: int,
+        max_pending_bytes: int,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._max_body_bytes = max_body_bytes
+        self._max_pending_bytes = max_pending_bytes
+        self._answers: set[Answer] = set()
+
+    def fail_all(self, error: ApiError) -> None:
+        """End every answer in flight with `error`."""
+        for answer in list(self._answers):
+            answer.fail(error)
+
+    async def serve(self, exchange: Exchange, *, chat: bool) -> None:
+        """Answer one request.
+
+        Raises:
+            ApiError: nothing was sent yet, and this is what to send.
+            ClientGone: nobody is there to answer.
+        """
+        arrival = self._clock()
+        body = await exchange.body(self._max_body_bytes)
+        prepare = partial(self._prepare, body, chat)
+        inline = len(body) <= INLINE_BYTES
+        fitted = prepare() if inline else await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
+        answer, asked = self._answer(exchange, fitted)
+        watcher = asyncio.create_task(self._watch(exchange, answer))
+        self._answers.add(answer)
+        try:
+            if not inline:
+                await asyncio.sleep(0)  # a client that left meanwhile is noticed before the engine hears of it
+                if answer.outlet.closed:
+                    raise ClientGone
+            show = fitted.asked.show
+            open_text = self._engine.text.streams(fitted.asked.params, skip_special_tokens=show.skip_special_tokens)
+            answer.submit(asked, self._requests(exchange, fitted, arrival), open_text)
+            if show.stream:
+                await _stream(exchange, answer)
+            else:
+                await self._collect(exchange, answer)
+        finally:
+            watcher.cancel()
+            self._answers.discard(answer)
+            answer.leave()
+            exchange.note = answer.summary(arrival, self._clock())
+
+    def _prepare(self, body: bytes, chat: bool) -> Fitted:
+        """Everything that can be found wrong with a request before the engine sees it; on any thread."""
+        content = read_object(body)
+        name = validate.model_name(content)
+        if name is not None and name not in self._engine.served_names:
+            raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+        asked = validate.chat(content) if chat else validate.completion(content)
+        return fit(asked, self._engine.text, self._engine.max_model_len)
+
+    def _answer(self, exchange: Exchange, fitted: Fitted) -> tuple[Answer, list[Asked]]:
+        asked, show = fitted.asked, fitted.asked.show
+        label = safe_id(asked.request_id) or exchange.id
+        shape = Shape(
+            chat=show.chat,
+            id=f"chatcmpl-{label}" if show.chat else f"cmpl-{label}",
+            created=int(self._wall_clock()),
+            model=self._engine.served_names[0],
+            include_usage=show.include_usage,
+        )
+        outlet = Outlet(self._max_pending_bytes, lambda: self._overrun(exchange, answer))
+        answer = Answer(self._engine.client, shape, show, outlet)
+        return answer, [
+            Asked(
+                tokenizer=self._engine.text,
+                shape=shape,
+                show=show,
+                prompt=prompt,
+                wants_logprobs=asked.params.logprobs is not None,
+                wants_prompt_logprobs=asked.shows_prompt_logprobs,
+            )
+            for prompt in fitted.prompts
+        ]
+
+    def _requests(self, exchange: Exchange, fitted: Fitted, arrival: float) -> list[Request]:
+        asked, engine = fitted.asked, self._engine
+        salt = _salt(exchange.principal, asked.cache_salt)
+        return [
+            Request(
+                id=engine.client.new_id(),
+                prompt=prompt,
+                params=params,
+                arrival=arrival,
+                n=asked.n,
+                eos_token_ids=engine.text.eos_token_ids,
+                priority=asked.priority,
+                salt=salt,
+            )
+            for prompt, params in zip(fitted.prompts, fitted.params, strict=True)
+        ]
+
+    async def _watch(self, exchange: Exchange, answer: Answer) -> None:
+        await exchange.left()
+        if not answer.outlet.closed and self._engine.client.metrics is not None:
+            self._engine.client.metrics.num_disconnects += 1
+        answer.leave()
+
+    def _overrun(self, exchange: Exchange, answer: Answer) -> None:
+        if self._engine.client.metrics is not None:
+            self._engine.client.metrics.num_slow_readers += 1
+        answer.leave()
+        exchange.abort()
+
+    async def _collect(self, exchange: Exchange, answer: Answer) -> None:
+        await answer.outlet.wait()
+        if answer.outlet.error is not None:
+            raise answer.outlet.error
+        if not answer.finished:
+            raise ClientGone
+        if answer.usage().num_output_tokens <= INLINE_OUTPUT_TOKENS:
+            body = answer.body()
+        else:
+            body = await asyncio.get_running_loop().run_in_executor(self._pool, answer.body)
+        await exchange.respond(200, body)
+
+
+async def _stream(exchange: Exchange, answer: Answer) -> None:
+    """Pass on what the answer writes. The headers wait for the first of it: until then an error has a status."""
+    outlet = answer.outlet
+    await outlet.wait()
+    if outlet.error is not None and not outlet.has_pending:
+        raise outlet.error
+    if outlet.closed and not outlet.has_pending:
+        raise ClientGone
+    await exchange.stream()
+    more = True
+    while more:
+        await outlet.wait()
+        data, more = outlet.take(), not outlet.closed
+        if outlet.error is not None:
+            data += outlet.error.event()
+        await exchange.write(data, more=more)
+
+
+def _salt(principal: bytes, cache_salt: str) -> bytes:
+    """Separates prefix caches by who asks, and further by what they say; lengths keep the two apart."""
+    if not principal and not cache_salt:
+        return b""
+    named = cache_salt.encode()
+    return sha256(b"%d:%b%d:%b" % (len(principal), principal, len(named), named)).digest()

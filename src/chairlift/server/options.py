@@ -1,0 +1,74 @@
+"""What an HTTP server can be told when it starts."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from chairlift.core.errors import InvalidOption
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Everything about the HTTP side that is decided before it starts.
+
+    `port` 0 takes a free one. Without `api_keys` only a loopback `host` is allowed: who can reach the port can use the
+    machine. `allowed_hosts` are further names under which a server without keys may be addressed (`*`: any); a web page
+    that points its own name at the loopback address is refused by that.
+
+    Raises:
+        InvalidOption: a value that makes no sense, or a bind that would be open to everybody.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    served_model_names: tuple[str, ...] = ()
+    """Names that requests may use; the first is the one that responses carry. Empty: the model's own name."""
+    allowed_hosts: tuple[str, ...] = ()
+    max_body_bytes: int = 8 << 20
+    max_header_bytes: int = 16 << 10
+    max_num_headers: int = 100
+    receive_timeout_s: float = 10.0
+    """A request that has not arrived as a whole by then is dropped."""
+    keep_alive_timeout_s: int = 75
+    """Above what clients keep pooled connections for, so that it is they who close."""
+    max_pending_bytes: int = 192 << 10
+    """Most bytes kept for a client that does not read, besides 64 KiB in the transport; then its request is aborted."""
+    write_timeout_s: float = 30.0
+    """A client that takes nothing for so long is cut off."""
+    stall_timeout_s: float = 10.0
+    """An engine not heard for so long is not healthy. It speaks after each step, and each second if idle."""
+    shutdown_timeout_s: float = 30.0
+    """How long SIGTERM lets streams go on."""
+    log_requests: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise InvalidOption(f"port must be between 0 and 65535, not {self.port}")
+        if any(not key for key in self.api_keys):
+            raise InvalidOption("an API key must not be empty")
+        if any(not key.isascii() or not key.isprintable() for key in self.api_keys):
+            raise InvalidOption("an API key must be printable ASCII")
+        if any(not name for name in self.served_model_names):
+            raise InvalidOption("a served model name must not be empty")
+        for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):
+            if getattr(self, name) < 1:
+                raise InvalidOption(f"{name} must be at least 1")
+        for name in ("receive_timeout_s", "keep_alive_timeout_s", "write_timeout_s", "stall_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise InvalidOption(f"{name} must be above 0")
+        if not self.shutdown_timeout_s >= 0:
+            raise InvalidOption("shutdown_timeout must be at least 0")
+        if not self.api_keys and not is_loopback(self.host):
+            raise InvalidOption(f"{self.host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`. A name other than localhost may resolve to anything."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

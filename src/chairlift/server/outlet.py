@@ -1,0 +1,80 @@
+"""The way out to one client: bytes written by the frame loop, taken by the task that answers the client.
+
+The frame loop must never wait and the client may be slow: what is written is kept, up to a bound in bytes. However
+many pieces are written before the task runs again, it is woken once and takes them in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from chairlift.server.errors import ApiError
+
+
+class Outlet:
+    """Bytes on their way to one client; ended by `close`, or by `fail` with the reason."""
+
+    __slots__ = ("_max_pending_bytes", "_num_pending_bytes", "_on_overrun", "_pending", "_waiter", "closed", "error")
+
+    def __init__(self, max_pending_bytes: int, on_overrun: Callable[[], None]) -> None:
+        self._pending: list[bytes] = []
+        self._num_pending_bytes = 0
+        self._max_pending_bytes = max_pending_bytes
+        self._waiter: asyncio.Future[None] | None = None
+        self.closed = False
+        self.error: ApiError | None = None
+        self._on_overrun = on_overrun
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something waits to be taken."""
+        return bool(self._pending)
+
+    def write(self, data: bytes) -> None:
+        """Keep `data` for the client; if that is too much, give the client up: nothing is kept, and `on_overrun`."""
+        if self.closed:
+            return
+        self._num_pending_bytes += len(data)
+        if self._num_pending_bytes > self._max_pending_bytes and self._pending:
+            self._pending.clear()
+            self.fail(ApiError(408, "The client does not read its answer.", code="slow_reader"))
+            self._on_overrun()
+            return
+        self._pending.append(data)
+        if self._waiter is not None:
+            self._wake()
+
+    def close(self) -> None:
+        """Nothing more will come. Closing again changes nothing."""
+        self.closed = True
+        if self._waiter is not None:
+            self._wake()
+
+    def fail(self, error: ApiError) -> None:
+        """Nothing more will come, because of `error`; only the first end counts."""
+        if not self.closed:
+            self.error = error
+            self.close()
+
+    async def wait(self) -> None:
+        """Until there is something to take, or the end. One task at a time may wait."""
+        if self._pending or self.closed:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take(self) -> bytes:
+        """Everything written since the last time."""
+        data = b"".join(self._pending)
+        self._pending.clear()
+        self._num_pending_bytes = 0
+        return data
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

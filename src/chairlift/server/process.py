@@ -1,0 +1,54 @@
+"""The worker process, seen from its parent."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+
+WorkerCommand = Callable[[int], Sequence[str]]
+"""The command line of a worker that speaks frames on the given inherited descriptor."""
+
+_POLL_S = 0.02
+
+
+class WorkerProcess:
+    """A child that holds one end of a nameless socket pair; the other end is `sock`.
+
+    The child is in a process group of its own, so that Ctrl-C in a terminal reaches this process only, which decides
+    what it means. If this process dies in any way, its end of the pair closes and the child notices.
+    """
+
+    def __init__(self, command: WorkerCommand) -> None:
+        self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            fd = theirs.fileno()
+            try:
+                self._child = subprocess.Popen(command(fd), pass_fds=(fd,), stdin=subprocess.DEVNULL, process_group=0)
+            except BaseException:
+                self.sock.close()
+                raise
+        self.sock.setblocking(False)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def exit_status(self) -> int | None:
+        """What it exited with (negative: by which signal), None while it runs. Reaps it."""
+        return self._child.poll()
+
+    async def wait(self, timeout_s: float) -> int | None:
+        """The exit status, or None if it still runs after `timeout_s` seconds."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        while (status := self._child.poll()) is None and loop.time() < deadline:
+            await asyncio.sleep(_POLL_S)
+        return status
+
+    async def end(self, timeout_s: float) -> int:
+        """Wait for the exit; kill it if that takes longer than `timeout_s` seconds."""
+        if await self.wait(timeout_s) is None:
+            self._child.kill()
+        return await asyncio.to_thread(self._child.wait)

@@ -1,0 +1,103 @@
+"""From a validated request to token ids that fit: templates, tokenising, and everything that needs the vocabulary."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from chairlift.core.errors import InvalidRequest
+from chairlift.core.types import SamplingParams
+from chairlift.server.errors import bad_request, from_invalid
+from chairlift.server.ports import PromptTokens
+from chairlift.server.validate import Prompt, Validated
+
+CONTEXT_CODE = "context_length_exceeded"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fitted:
+    """A request whose prompts are token ids that the context can take."""
+
+    asked: Validated
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+    """One per prompt: a default length is shortened to what is left of the context."""
+
+
+def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
+    """Encode the prompts and check them against the vocabulary and the context.
+
+    Raises:
+        ApiError: 400.
+    """
+    _check_ids(asked.params, tokens.vocab_size)
+    prompts, params = [], []
+    for prompt in asked.prompts:
+        ids = _truncated(_encoded(prompt, asked, tokens), asked, max_model_len)
+        prompts.append(ids)
+        params.append(_fitted_params(len(ids), asked, max_model_len))
+    return Fitted(asked, prompts, params)
+
+
+def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens) -> list[int]:
+    if isinstance(prompt, str):
+        ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
+    elif prompt and isinstance(prompt[0], dict):
+        messages = [message for message in prompt if isinstance(message, dict)]
+        try:
+            return tokens.encode_chat(messages, add_generation_prompt=asked.add_generation_prompt)
+        except InvalidRequest as error:
+            raise from_invalid(error) from None
+    else:
+        ids = [token for token in prompt if isinstance(token, int)]
+        _check_range("prompt", ids, tokens.vocab_size)
+    if not ids:
+        raise bad_request("prompt must not be empty", "prompt")
+    return ids
+
+
+def _truncated(ids: list[int], asked: Validated, max_model_len: int) -> list[int]:
+    if asked.truncate_to is None:
+        return ids
+    keep = asked.truncate_to
+    if keep < 0:
+        keep = max_model_len - (1 if asked.clip_max_tokens else asked.params.max_tokens or 1)
+    return ids[-keep:] if keep > 0 else ids
+
+
+def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> SamplingParams:
+    params = asked.params
+    left = max_model_len - num_prompt
+    what = "messages" if asked.show.chat else "prompt"
+    if left < 1:
+        raise bad_request(
+            f"This model's maximum context length is {max_model_len} tokens. However, your {what} has {num_prompt} "
+            f"tokens, which leaves none for an answer. Please reduce the length of the {what}.",
+            what,
+            CONTEXT_CODE,
+        )
+    max_tokens = params.max_tokens
+    if max_tokens is not None and max_tokens > left:
+        if not asked.clip_max_tokens:
+            raise bad_request(
+                f"This model's maximum context length is {max_model_len} tokens. However, you requested "
+                f"{num_prompt + max_tokens} tokens ({num_prompt} in the {what}, {max_tokens} in the completion). "
+                f"Please reduce the length of the {what} or completion.",
+                what,
+                CONTEXT_CODE,
+            )
+        max_tokens = left
+    if params.min_tokens > (left if max_tokens is None else max_tokens):
+        raise bad_request("min_tokens must not exceed what is left of the context", "min_tokens")
+    return params if max_tokens == params.max_tokens else dataclasses.replace(params, max_tokens=max_tokens)
+
+
+def _check_ids(params: SamplingParams, vocab_size: int) -> None:
+    _check_range("stop_token_ids", params.stop_token_ids, vocab_size)
+    _check_range("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_range("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+
+
+def _check_range(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
+        raise bad_request(f"{name}: token ids must be at least 0 and below {vocab_size}", name)

@@ -1,0 +1,138 @@
+"""The JSON of answers: whole bodies, and the events of a stream.
+
+An event of the common kind (some text and nothing else) is `head + escaped text + tail`, with head and tail made once
+per choice: a dictionary per token would cost more than everything else on the token's way out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from chairlift.core.types import FinishReason
+
+encode_json = msgspec.json.Encoder().encode
+"""Text comes out as UTF-8, never as an escape, except where JSON demands one."""
+
+DONE = b"data: [DONE]\n\n"
+
+_FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
+_MARK = "\x00text\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one HTTP request; a prompt counts once however many answers it got."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    num_cached_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.num_prompt_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The fields that every object of one response carries, in the way of a chat or of a completion."""
+
+    chat: bool
+    id: str
+    created: int
+    model: str
+    include_usage: bool = False
+
+    def opening(self, index: int, fields: dict[str, Any] | None = None) -> bytes:
+        """What a choice's stream begins with: a chat says who speaks. `fields` are about the whole response."""
+        if not self.chat:
+            return b""
+        chunk = self._chunk(index, {"role": "assistant", "content": ""}, None)
+        return self._event([chunk], fields=fields)
+
+    def split(self, index: int) -> tuple[bytes, bytes]:
+        """Head and tail of an event that carries text and nothing else."""
+        head, _, tail = self.text(index, _MARK).partition(encode_json(_MARK))
+        return head, tail
+
+    def text(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None = None,
+        more: dict[str, Any] | None = None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        """An event with a piece of text; `more` are further fields of the choice."""
+        return self._event([self._chunk(index, self._delta(text), logprobs) | (more or {})], usage)
+
+    def end(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        usage: Usage | None = None,
+    ) -> bytes:
+        """The last event of a choice, with the text that was held back."""
+        chunk = self._chunk(index, self._delta(text) if text or not self.chat else {}, logprobs)
+        chunk |= {"finish_reason": _FINISH_REASONS[reason], "stop_reason": stop_reason}
+        return self._event([chunk], usage)
+
+    def usage(self, usage: Usage) -> bytes:
+        """The event with the totals, which has no choices."""
+        return self._event([], usage)
+
+    def choice(
+        self,
+        index: int,
+        text: str,
+        logprobs: dict[str, Any] | None,
+        reason: FinishReason,
+        stop_reason: int | str | None,
+        more: dict[str, Any],
+    ) -> dict[str, Any]:
+        """A whole answer, not streamed."""
+        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        return {
+            "index": index,
+            **content,
+            "logprobs": logprobs,
+            "finish_reason": _FINISH_REASONS[reason],
+            "stop_reason": stop_reason,
+            **more,
+        }
+
+    def body(self, choices: list[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
+        """A whole response, not streamed."""
+        kind = "chat.completion" if self.chat else "text_completion"
+        return encode_json(self._envelope(kind, choices) | {"usage": usage.as_json()} | more)
+
+    def _chunk(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        content = {"delta": delta} if self.chat else delta
+        return {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
+
+    def _delta(self, text: str) -> dict[str, Any]:
+        return {"content": text} if self.chat else {"text": text}
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+    def _event(
+        self, choices: list[dict[str, Any]], usage: Usage | None = None, fields: dict[str, Any] | None = None
+    ) -> bytes:
+        body = self._envelope("chat.completion.chunk" if self.chat else "text_completion", choices)
+        if usage is not None:
+            body["usage"] = usage.as_json()
+        elif self.include_usage:
+            body["usage"] = None
+        if fields:
+            body |= fields
+        return b"data: " + encode_json(body) + b"\n\n"

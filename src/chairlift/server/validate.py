@@ -1,0 +1,290 @@
+"""From a body as sent to a request that can be served, or a 400 that says why not.
+
+Everything that one request may ask for in numbers is bounded here, before anything is made of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from chairlift.core.errors import InvalidRequest
+from chairlift.core.types import MAX_LOGPROBS, SamplingParams
+from chairlift.server.errors import bad_request, from_invalid
+from chairlift.server.json_body import convert
+from chairlift.server.protocol import HARMLESS, ChatBody, CompletionBody, Message, SamplingFields
+
+T = TypeVar("T")
+
+MAX_CHOICES = 128
+"""Most answers one request may ask for: `n` times the number of prompts."""
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_TOKEN_LIST = 4096
+"""Most entries of `stop_token_ids` and `logit_bias`."""
+MAX_SALT_CHARS = 256
+MAX_INT = 2**31 - 1
+DEFAULT_MAX_TOKENS = 16
+"""Of completions, as in the OpenAI API; a chat may use the rest of the context."""
+
+ROLES = ("system", "developer", "user", "assistant")
+
+Prompt = str | list[int] | list[dict[str, str]]
+"""Text, token ids, or the messages of a chat."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Presentation:
+    """How an answer is to be shown; the engine knows nothing of it."""
+
+    chat: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    echo: bool
+    return_token_ids: bool
+    skip_special_tokens: bool
+    discard_output: bool = False
+    """`max_tokens` 0 with `echo`: only the prompt's log-probabilities are wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """A request that is right in itself; whether its prompts fit is known once they are tokens."""
+
+    prompts: list[Prompt]
+    params: SamplingParams
+    n: int
+    clip_max_tokens: bool
+    """`max_tokens` is our default, so that a long prompt shortens it instead of being refused."""
+    truncate_to: int | None
+    """Keep only the last so many prompt tokens; -1: as many as the context takes."""
+    add_special_tokens: bool
+    add_generation_prompt: bool
+    priority: int
+    cache_salt: str
+    request_id: str | None
+    shows_prompt_logprobs: bool
+    """As a field of their own; `echo` may want the scores for its own shape only."""
+    show: Presentation
+
+
+def model_name(content: dict[str, Any]) -> str | None:
+    """The model that a body asks for; None if it leaves that to the server."""
+    model = content.get("model")
+    if model is not None and not isinstance(model, str):
+        raise bad_request("model: Expected `str`", "model")
+    return model or None
+
+
+def completion(content: dict[str, Any]) -> Validated:
+    """A body of /v1/completions.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    _refuse_unsupported(content)
+    body = convert(content, CompletionBody)
+    echo = bool(body.echo)
+    scores_only = echo and body.max_tokens == 0
+    _check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    prompt_logprobs = body.prompt_logprobs
+    if echo and body.logprobs is not None:
+        prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
+    params = _params(
+        body,
+        max_tokens=1 if scores_only else body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
+        logprobs=body.logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )
+    show = _presentation(body, chat=False, echo=echo, discard_output=scores_only)
+    return _validated(body, _completion_prompts(body), params, show, clip=body.max_tokens is None)
+
+
+def chat(content: dict[str, Any]) -> Validated:
+    """A body of /v1/chat/completions.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    _refuse_unsupported(content)
+    body = convert(content, ChatBody)
+    if not body.messages:
+        raise bad_request("messages must not be empty", "messages")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
+    _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    params = _params(
+        body,
+        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    messages = [_message(message, index) for index, message in enumerate(body.messages)]
+    show = _presentation(body, chat=True)
+    return _validated(body, [messages], params, show, add_generation_prompt=body.add_generation_prompt is not False)
+
+
+def _refuse_unsupported(content: dict[str, Any]) -> None:
+    for name in HARMLESS.keys() & content.keys():
+        if content[name] not in HARMLESS[name]:
+            raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
+    n, best_of = content.get("n"), content.get("best_of")
+    if best_of is not None and best_of != (1 if n is None else n):
+        raise bad_request("best_of other than n is not supported by this server", "best_of", "unsupported_parameter")
+
+
+def _params(
+    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    _check_list("stop_token_ids", body.stop_token_ids)
+    _check_list("logit_bias", body.logit_bias)
+    _check_range("top_k", body.top_k, -1, MAX_INT)
+    _check_range("min_tokens", body.min_tokens, 0, MAX_INT)
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=_or(body.min_tokens, 0),
+            temperature=_or(body.temperature, 1.0),
+            top_k=_or(body.top_k, 0),
+            top_p=_or(body.top_p, 1.0),
+            min_p=_or(body.min_p, 0.0),
+            seed=body.seed,
+            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            presence_penalty=_or(body.presence_penalty, 0.0),
+            frequency_penalty=_or(body.frequency_penalty, 0.0),
+            logit_bias=tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items()),
+            allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
+            stop=_stops(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            include_stop_str_in_output=bool(body.include_stop_str_in_output),
+            ignore_eos=bool(body.ignore_eos),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
+    except InvalidRequest as error:
+        raise from_invalid(error) from None
+
+
+def _presentation(
+    body: SamplingFields, *, chat: bool, echo: bool = False, discard_output: bool = False
+) -> Presentation:
+    stream = bool(body.stream)
+    if body.stream_options is not None and not stream:
+        raise bad_request("stream_options needs stream to be true", "stream_options")
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return Presentation(
+        chat=chat,
+        stream=stream,
+        include_usage=usage,
+        continuous_usage=usage and bool(body.stream_options and body.stream_options.continuous_usage_stats),
+        echo=echo,
+        return_token_ids=bool(body.return_token_ids),
+        skip_special_tokens=body.skip_special_tokens is not False,
+        discard_output=discard_output,
+    )
+
+
+def _validated(
+    body: SamplingFields,
+    prompts: list[Prompt],
+    params: SamplingParams,
+    show: Presentation,
+    *,
+    clip: bool = False,
+    add_generation_prompt: bool = True,
+) -> Validated:
+    n = 1 if body.n is None else body.n
+    _check_range("n", n, 1, MAX_CHOICES)
+    if n * len(prompts) > MAX_CHOICES:
+        raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
+    _check_range("priority", body.priority, -MAX_INT, MAX_INT)
+    _check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
+    if body.truncate_prompt_tokens == 0:
+        raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
+        raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
+    return Validated(
+        prompts=prompts,
+        params=params,
+        n=n,
+        clip_max_tokens=clip,
+        truncate_to=body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens is not False,
+        add_generation_prompt=add_generation_prompt,
+        priority=_or(body.priority, 0),
+        cache_salt=body.cache_salt or "",
+        request_id=body.request_id,
+        shows_prompt_logprobs=body.prompt_logprobs is not None,
+        show=show,
+    )
+
+
+def _completion_prompts(body: CompletionBody) -> list[Prompt]:
+    """One prompt is text or token ids; several are a list of those."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt must not be empty", "prompt")
+    if isinstance(prompt[0], int):
+        return [_token_ids(prompt)]
+    if len(prompt) > MAX_CHOICES:
+        raise bad_request(f"at most {MAX_CHOICES} prompts are allowed", "prompt")
+    kind = type(prompt[0])
+    if any(type(one) is not kind for one in prompt):
+        raise bad_request("prompt must be text, token ids, a list of texts or a list of lists of token ids", "prompt")
+    return [one if isinstance(one, str) else _token_ids(one) for one in prompt if not isinstance(one, int)]
+
+
+def _token_ids(prompt: list[Any]) -> list[int]:
+    if any(type(token) is not int for token in prompt):
+        raise bad_request("a prompt of token ids must hold integers only", "prompt")
+    return prompt
+
+
+def _message(message: Message, index: int) -> dict[str, str]:
+    """Role and text of a message. Parts are joined as they are: they were one text before a client split them."""
+    field = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise bad_request(f"{field}.role must be one of {', '.join(ROLES)}", "messages")
+    if message.content is None:
+        raise bad_request(f"{field}.content must not be empty", "messages")
+    if isinstance(message.content, str):
+        return {"role": message.role, "content": message.content}
+    texts = []
+    for part in message.content:
+        if part.type != "text" or part.text is None:
+            raise bad_request(f"{field}.content: only parts of type text are supported", "messages")
+        texts.append(part.text)
+    return {"role": message.role, "content": "".join(texts)}
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"at most {MAX_STOPS} stop strings are allowed", "stop")
+    if any(len(text) > MAX_STOP_CHARS for text in stops):
+        raise bad_request(f"a stop string may have at most {MAX_STOP_CHARS} characters", "stop")
+    return stops
+
+
+def _token_id(key: str) -> int:
+    """A token id as JSON writes it when it is a key; one spelling per id, so that none comes twice."""
+    if not (key.isascii() and key.isdigit() and len(key) <= 10) or str(int(key)) != key:
+        raise bad_request("logit_bias: keys must be token ids", "logit_bias")
+    return int(key)
+
+
+def _check_list(name: str, values: list[int] | dict[str, float] | None) -> None:
+    if values is not None and len(values) > MAX_TOKEN_LIST:
+        raise bad_request(f"{name} may have at most {MAX_TOKEN_LIST} entries", name)
+
+
+def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+    if value is not None and not low <= value <= high:
+        raise bad_request(f"{name} must be between {low} and {high}", name)
+
+
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
