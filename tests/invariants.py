@@ -37,7 +37,7 @@ def check_invariants(scheduler: Scheduler) -> None:
 
     slots = [s.slot for s in sequences if s.slot >= 0]
     check(len(set(slots)) == len(slots), "two sequences in one slot")
-    free = scheduler._free_slots
+    free = scheduler._running.free_slots
     check(sorted(slots + free) == list(range(scheduler.limits.max_num_seqs)), "slots free + taken = all")
     for s in sequences:
         check_sequence(scheduler, s, kv.block_size)
@@ -54,9 +54,9 @@ def check_sequence(scheduler: Scheduler, s: Sequence, block_size: int) -> None:
         check(not s.blocks and s.computed == 0, "one that waits holds blocks")
     check((s.slot >= 0) == (s.state is not State.WAITING), "a slot exactly while running")
     if s.state is State.PREFILLING:
-        check(s in scheduler._prefilling, "a prefilling sequence nobody schedules")
+        check(s in scheduler._running.prefilling, "a prefilling sequence nobody schedules")
     if s.state is State.DECODING:
-        check(s in scheduler._decoding, "a decoding sequence nobody schedules")
+        check(s in scheduler._running.decoding, "a decoding sequence nobody schedules")
     if s.state is State.WAITING and (s.choice == 0 or s.preemptions):
         check(s.order in scheduler._waiting._waiting, "a waiting sequence outside the queue")  # type: ignore[attr-defined]
     key = root_key(s.request.salt)

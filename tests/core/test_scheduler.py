@@ -173,7 +173,7 @@ def test_a_preempted_sequence_resumes_with_equal_tokens(offset: int, caching: bo
             break
         output = engine.step(0.0) or StepOutput()
         tokens += output.tokens
-        running = [*engine.scheduler._decoding]
+        running = [*engine.scheduler._running.decoding]
         if running and step % 9 == offset and engine.has_work:
             engine.scheduler._preempt(running[0])
         check_invariants(engine.scheduler)
@@ -205,7 +205,7 @@ def test_slots_of_waiting_choices_return_when_their_lead_is_preempted() -> None:
     engine.add(ask(1, list(range(12)), n=3))
     assert engine.begin(0.0)
     engine.finish(0.0)
-    engine.scheduler._preempt(engine.scheduler._prefilling[0])
+    engine.scheduler._preempt(engine.scheduler._running.prefilling[0])
     engine.add(Request(id=2, prompt=[1, 2], params=SamplingParams(), n=3, priority=-1))
     tokens = drain(engine)
     assert len(tokens) == 6

@@ -21,6 +21,7 @@ from chairlift.core.checks import check_request
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Fcfs, Ordering
+from chairlift.core.running import RunningSet, in_order
 from chairlift.core.sequence import Sequence, State, StopMatcher
 from chairlift.core.types import (
     CacheShape,
@@ -88,25 +89,16 @@ class Scheduler:
         self._vocab_size = vocab_size
         self._batching = batching if batching is not None else Continuous()
         self._waiting: Ordering = ordering if ordering is not None else Fcfs()
-        self._prefilling: list[Sequence] = []
-        self._decoding: list[Sequence] = []
+        self._running = RunningSet(limits.max_num_seqs)
         self._live: dict[int, list[Sequence]] = {}
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._serial = 0
 
         # The step in flight, and what the next plan must say.
         self._step = 0
         self._planned: StepPlan | None = None
         self._chunked: list[Sequence] = []
-        self._leaves: list[int] = []
         self._needs_block: list[Sequence] = []
         self._ended = StepOutput()
-
-        # Derived from `_decoding`. Replaced when the set changes, never altered: plans and outputs share them.
-        self._decode_slots: list[int] = []
-        self._decode_keys: list[tuple[int, int]] = []
-        self._decode_context = 0
-        self._decode_changed = False
 
         self._num_preemptions = 0
         self._prefix_queries = 0
@@ -173,7 +165,7 @@ class Scheduler:
     def stats(self) -> SchedulerStats:
         pool = self.kv.pool
         return SchedulerStats(
-            num_running=self._num_running(),
+            num_running=self._running.num_taken,
             num_waiting=len(self._waiting),
             num_used_blocks=pool.num_held,
             num_cached_blocks=pool.num_kept,
@@ -181,9 +173,6 @@ class Scheduler:
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
         )
-
-    def _num_running(self) -> int:
-        return self.limits.max_num_seqs - len(self._free_slots)
 
     # ------------------------------------------------------------ a step is planned
 
@@ -196,22 +185,23 @@ class Scheduler:
         if self._planned is not None:
             raise RuntimeError("the last step was not committed")
         plan = StepPlan(step=self._step)
+        running = self._running
         self._chunked = []
         num_preemptions = self._num_preemptions
-        self._prefilling = sorted((s for s in self._prefilling if s.state is State.PREFILLING), key=_order)
+        running.sort_prefilling()
         self._grant_decodes(plan)
-        self._refresh_decodes()
-        budget = self.limits.max_num_batched_tokens - len(self._decode_slots)
-        for sequence in self._prefilling:
+        running.refresh_decoding()
+        budget = self.limits.max_num_batched_tokens - len(running.slots)
+        for sequence in running.prefilling:
             if budget > 0 and sequence.state is State.PREFILLING:
                 budget -= self._grant_chunk(plan, sequence, budget)
         if self._num_preemptions == num_preemptions:
             self._admit(plan, budget, now)
-        plan.decodes = self._decode_slots
-        plan.num_context_tokens = self._decode_context
+        plan.decodes = running.slots
+        plan.num_context_tokens = running.num_context_tokens
         if not plan.decodes and not plan.chunks:
             return None
-        plan.leaves, self._leaves = self._leaves, []
+        plan.leaves, running.leaves = running.leaves, []
         self._step += 1
         self._planned = plan
         return plan
@@ -220,11 +210,11 @@ class Scheduler:
         """A block for each decoding row whose last one is full, the first in the order first."""
         if not self._needs_block:
             return
-        needs, self._needs_block = sorted(self._needs_block, key=_order), []
+        needs, self._needs_block = sorted(self._needs_block, key=in_order), []
         for sequence in needs:
             if sequence.state is not State.DECODING:
                 continue
-            if self._make_room(sequence, [*self._prefilling, *self._decoding]):
+            if self._make_room(sequence, [*self._running.prefilling, *self._running.decoding]):
                 self._reserve(plan, sequence)
             else:
                 self._preempt(sequence)
@@ -238,7 +228,7 @@ class Scheduler:
         start = sequence.computed
         count = min(len(sequence.tokens) - start, budget)
         capacity = len(sequence.blocks) * kv.block_size
-        if start == capacity and not self._make_room(sequence, self._prefilling):
+        if start == capacity and not self._make_room(sequence, self._running.prefilling):
             return 0
         num_missing = min(kv.num_blocks_for(start + count) - len(sequence.blocks), kv.pool.num_free)
         count = min(count, capacity + num_missing * kv.block_size - start)
@@ -254,18 +244,17 @@ class Scheduler:
 
     def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
         """Let waiting sequences join, in order, while there are slots, tokens, and blocks for all they know."""
-        kv = self.kv
-        room = min(self._batching.room(self._num_running(), self.limits.max_num_seqs), len(self._free_slots))
-        promised = sum(kv.num_blocks_for(len(s.tokens)) - len(s.blocks) for s in self._prefilling)
+        kv, running = self.kv, self._running
+        room = min(self._batching.room(running.num_taken, self.limits.max_num_seqs), len(running.free_slots))
+        promised = sum(kv.num_blocks_for(len(s.tokens)) - len(s.blocks) for s in running.prefilling)
         while room > 0 and budget > 0 and (sequence := self._waiting.peek()) is not None:
             num_slots = 1 + sum(1 for s in sequence.siblings if s.state is State.WAITING)
             if num_slots > room:
                 break
             matched = kv.match(sequence)
             num_missing = kv.num_blocks_for(len(sequence.tokens)) - len(matched)
-            alone = not self._prefilling and not self._decoding
-            spare = 0 if alone else 1 + int(WATERMARK * kv.pool.num_blocks)
-            if not alone and num_missing + promised + spare > kv.num_free_after(matched):
+            spare = 1 + int(WATERMARK * kv.pool.num_blocks)
+            if not running.is_empty and num_missing + promised + spare > kv.num_free_after(matched):
                 break
             self._waiting.pop()
             self._join(sequence, matched, now)
@@ -275,9 +264,7 @@ class Scheduler:
 
     def _join(self, sequence: Sequence, matched: list[int], now: float) -> None:
         """A waiting sequence takes a slot, the matched blocks, and slots for the choices that will follow it."""
-        sequence.slot = self._free_slots.pop()
-        sequence.state = State.PREFILLING
-        self._prefilling.append(sequence)
+        self._running.take_slot(sequence, State.PREFILLING)
         self.kv.attach(sequence, matched)
         if sequence.first_scheduled is None:
             sequence.first_scheduled = now
@@ -286,8 +273,7 @@ class Scheduler:
             self._prefix_hits += sequence.num_cached
         for sibling in sequence.siblings:
             if sibling.state is State.WAITING:
-                sibling.slot = self._free_slots.pop()
-                sibling.state = State.FORKING
+                self._running.take_slot(sibling, State.FORKING)
                 if sibling.first_scheduled is None:
                     sibling.first_scheduled = now
                     sibling.num_cached = sequence.num_cached
@@ -303,17 +289,6 @@ class Scheduler:
         plan.block_slots.append(sequence.slot)
         plan.block_ids.append(self.kv.reserve(sequence))
 
-    def _refresh_decodes(self) -> None:
-        """Bring what is derived from the decoding rows up to date."""
-        if not self._decode_changed:
-            self._decode_context += len(self._decoding)
-            return
-        self._decode_changed = False
-        self._decoding = [s for s in self._decoding if s.state is State.DECODING]
-        self._decode_slots = [s.slot for s in self._decoding]
-        self._decode_keys = [s.key for s in self._decoding]
-        self._decode_context = sum(len(s.tokens) for s in self._decoding) - len(self._decoding)
-
     # ------------------------------------------------------------ memory runs out
 
     def _make_room(self, sequence: Sequence, running: list[Sequence]) -> bool:
@@ -326,7 +301,7 @@ class Scheduler:
             later = [s for s in running if s.order > sequence.order and s.blocks]
             if not later:
                 return False
-            later.sort(key=_order, reverse=True)
+            later.sort(key=in_order, reverse=True)
             # A sequence whose every block is shared frees nothing by itself: it goes only if the others are like it.
             self._preempt(next((s for s in later if self.kv.frees_some(s)), later[0]))
         return True
@@ -339,23 +314,11 @@ class Scheduler:
         """
         for one in (sequence, *sequence.siblings):
             if one.state is not State.GONE:
-                self._vacate(one)
-                one.state = State.WAITING
+                self.kv.release(one)
+                self._running.vacate(one, State.WAITING)
         sequence.preemptions += 1
         self._num_preemptions += 1
         self._waiting.push(sequence)
-
-    def _vacate(self, sequence: Sequence) -> None:
-        """Give up slot, blocks and the executor's row."""
-        if sequence.state is State.DECODING:
-            self._decode_changed = True
-        self.kv.release(sequence)
-        if sequence.joined:
-            self._leaves.append(sequence.slot)
-            sequence.joined = False
-        if sequence.slot >= 0:
-            self._free_slots.append(sequence.slot)
-            sequence.slot = -1
 
     # ------------------------------------------------------------ a step is over
 
@@ -367,12 +330,12 @@ class Scheduler:
         """
         plan = self._take_planned()
         output = self.take_ended()
-        rows, keys, sampled = self._decoding, self._decode_keys, result.tokens
+        rows, keys, sampled = self._running.decoding, self._running.keys, result.tokens
         num_decodes = len(rows)
         if result.errors:
             rows = [s for s in rows if s.slot not in result.errors]
             keys = [s.key for s in rows]
-            sampled = [t for s, t in zip(self._decoding, sampled, strict=False) if s.slot not in result.errors]
+            sampled = [t for s, t in zip(self._running.decoding, sampled, strict=False) if s.slot not in result.errors]
         elif len(sampled) > num_decodes:
             sampled = sampled[:num_decodes]
         output.keys, output.tokens = keys, sampled
@@ -384,7 +347,7 @@ class Scheduler:
         if result.logprobs:
             output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
         if result.errors:
-            for sequence in [s for s in self._decoding if s.slot in result.errors]:
+            for sequence in [s for s in self._running.decoding if s.slot in result.errors]:
                 self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[sequence.slot])
         if plan.chunks:
             self._commit_chunks(plan, result, result.tokens[num_decodes:], output, now)
@@ -398,7 +361,7 @@ class Scheduler:
         """
         self._take_planned()
         output = self.take_ended()
-        for sequence in [*self._decoding, *self._chunked]:
+        for sequence in [*self._running.decoding, *self._chunked]:
             self._end(sequence, output, now, FinishReason.ERROR, error=message)
         return output
 
@@ -431,9 +394,7 @@ class Scheduler:
             self._fork(sequence)
             if sequence.first_token is None:
                 sequence.first_token = now
-            sequence.state = State.DECODING
-            self._decoding.append(sequence)
-            self._decode_changed = True
+            self._running.start_decode(sequence)
             sequence.tokens.append(token)
             output.keys.append(sequence.key)
             output.tokens.append(token)
@@ -452,8 +413,7 @@ class Scheduler:
         for sibling in lead.siblings:
             if sibling.state is State.FORKING:
                 self.kv.share(lead, sibling)
-                sibling.state = State.PREFILLING
-                self._prefilling.append(sibling)
+                self._running.start_prefill(sibling)
         lead.siblings = []
 
     def _examine(self, sequence: Sequence, token: int, output: StepOutput, now: float) -> None:
@@ -488,8 +448,8 @@ class Scheduler:
             self.kv.distrust(sequence)
         elif sequence.state is State.DECODING:
             self.kv.publish(sequence, len(sequence.tokens) - 1)
-        self._vacate(sequence)
-        sequence.state = State.GONE
+        self.kv.release(sequence)
+        self._running.vacate(sequence, State.GONE)
         live = self._live[sequence.request.id]
         live.remove(sequence)
         if not live:
@@ -498,7 +458,3 @@ class Scheduler:
         for sibling in sequence.siblings:
             # Choices that waited for this one's prompt have nothing to start from.
             self._end(sibling, output, now, reason, stop_reason, error)
-
-
-def _order(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.order
