@@ -4,9 +4,9 @@
     .venv/bin/python benchmarks/worker_overhead.py --rows 64 256 1024
 
 Everything is real but the device: the scheduler, the engine, the loop, the OpenVINO executor's rows and inputs, the
-sampler on logits of the given vocabulary, and an outbox on a socket that another process reads. Prints one JSON line for
-each number of rows: microseconds per row and step on the loop's thread (its CPU time, so that neighbours on the machine
-do not count), while all rows decode; `parts` says what takes them.
+sampler on logits of the given vocabulary, and an outbox on a socket that another process reads. Prints one JSON line
+for each number of rows: microseconds per row and step on the loop's thread (its CPU time, so that neighbours on the
+machine do not count), while all rows decode; `parts` says what takes them.
 """
 
 from __future__ import annotations
