@@ -108,7 +108,7 @@ def test_linear_rope_of_a_gguf_file(tmp_path: Path, keys: dict[str, Any]) -> Non
 
 
 def test_defaults_of_missing_fields(tmp_path: Path) -> None:
-    absent = dict.fromkeys(
+    absent: dict[str, Any] = dict.fromkeys(
         ["head_dim", "num_key_value_heads", "rope_theta", "rms_norm_eps", "max_position_embeddings",
          "tie_word_embeddings", "attention_bias", "mlp_bias", "bos_token_id", "eos_token_id"], ...
     )  # fmt: skip
@@ -120,7 +120,7 @@ def test_defaults_of_missing_fields(tmp_path: Path) -> None:
 
 
 def test_sliding_window_is_for_mistral(tmp_path: Path) -> None:
-    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
+    mistral: dict[str, Any] = {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 64}
     assert config_of(tmp_path / "a", **mistral).sliding_window == 64
     assert config_of(tmp_path / "b", **{**mistral, "sliding_window": None}).sliding_window is None
     assert config_of(tmp_path / "c", sliding_window=64).sliding_window is None

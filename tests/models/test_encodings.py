@@ -120,7 +120,7 @@ def test_a_file_stores_what_was_written(tmp_path: Path, encoding: str) -> None:
 
 def nearest_bfloat16(number: float) -> int:
     """By search: the nearest of the two neighbours, the even one at a tie."""
-    low = struct.unpack("<I", struct.pack("<f", number))[0] >> 16
+    low = int.from_bytes(struct.pack("<f", number), "little") >> 16
     candidates = [struct.unpack("<f", struct.pack("<I", bits << 16))[0] for bits in (low, low + 1)]
     below, above = (abs(candidate - number) for candidate in candidates)
     if below == above:

@@ -242,10 +242,9 @@ def _fitting_group(cols: int, group: int) -> int:
     return cols if cols % group else group
 
 
-def _float16(scales: NDArray[np.float32], tensor: Tensor) -> NDArray[np.float16]:
-    if not np.all(np.abs(scales) <= 65504.0):
+def _check_scalable(largest: NDArray[np.float32], limit: float, tensor: Tensor) -> None:
+    if not np.all(np.abs(largest) <= limit):
         raise InvalidModel(f"tensor {tensor.name} holds numbers that are not finite or too large")
-    return scales.astype(np.float16)
 
 
 def _largest(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -269,7 +268,8 @@ def _int8_scales(largest: NDArray[np.float32], tensor: Tensor) -> NDArray[np.flo
 
     Among the subnormal float16 the nearest one may be too small by more than half a step: the next is taken then.
     """
-    rounded = _float16(largest * np.float32(1 / 127), tensor)
+    _check_scalable(largest, 127 * 65504.0, tensor)
+    rounded = (largest * np.float32(1 / 127)).astype(np.float16)
     too_small = rounded.astype(np.float32) * np.float32(127.49) < largest
     if too_small.any():
         rounded[too_small] = np.nextafter(rounded[too_small], np.float16(np.inf))
@@ -298,12 +298,13 @@ def _round_int4(numbers: NDArray[np.float32], tensor: Tensor) -> tuple[NDArray[n
     each attempt is refined by the least-squares scale for its rounding.
     """
     extreme = np.take_along_axis(numbers, np.abs(numbers).argmax(axis=1)[:, None], axis=1)[:, 0]
+    _check_scalable(extreme, 7 * 60000.0, tensor)
     best = np.zeros(len(numbers), np.float16)
     least = np.full(len(numbers), np.inf, np.float32)
     for divisor in (-8.0, -7.5, -7.0, 7.0):
         scales = extreme / np.float32(divisor)
         for _ in range(2):
-            rounded = _float16(scales, tensor)
+            rounded = scales.astype(np.float16)
             steps = np.clip(np.rint(numbers * _inverse(rounded)[:, None]), -8, 7)
             errors = np.square(numbers - steps * rounded.astype(np.float32)[:, None]).sum(axis=1)
             better = errors < least
