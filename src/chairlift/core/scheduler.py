@@ -339,13 +339,13 @@ class Scheduler:
         elif len(sampled) > num_decodes:
             sampled = sampled[:num_decodes]
         output.keys, output.tokens = keys, sampled
+        if result.logprobs:  # before any sequence ends and leaves its slot
+            output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
         for sequence, token in zip(rows, sampled, strict=True):
             tokens = sequence.tokens
             tokens.append(token)
             if len(tokens) >= sequence.mark or token in sequence.ends:
                 self._examine(sequence, token, output, now)
-        if result.logprobs:
-            output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
         if result.errors:
             for sequence in [s for s in self._running.decoding if s.slot in result.errors]:
                 self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[sequence.slot])
