@@ -1,0 +1,142 @@
+"""An engine on a thread of this process, for any number of callers on any threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import count
+from typing import Protocol
+
+from chairlift.core.engine import Engine
+from chairlift.core.errors import EngineDead, InvalidRequest, NeverFits
+from chairlift.core.types import Request
+from chairlift.wire import Abort, Add, Refused, Step
+from chairlift.worker.answers import Answer
+from chairlift.worker.loop import EngineLoop
+
+
+class Reader(Protocol):
+    """Whoever waits for answers."""
+
+    def wake(self, answers: list[Answer]) -> None:
+        """Some answers have news; called on the engine's thread, at most once a step. Must not block or raise."""
+        ...
+
+
+class _Caller:
+    __slots__ = ("answer", "each_step", "reader")
+
+    def __init__(self, answer: Answer, reader: Reader, each_step: bool) -> None:
+        self.answer = answer
+        self.reader = reader
+        self.each_step = each_step
+
+
+class LocalEngine:
+    """Starts the loop's thread and routes what comes out of it to the callers."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._loop = EngineLoop(engine, time.monotonic, self._take)
+        self._callers: dict[int, _Caller] = {}
+        self._ids = count()
+        self._lock = threading.Lock()
+        self._dead: EngineDead | None = None
+        self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
+        self._thread.start()
+
+    def new_id(self) -> int:
+        """An id that no other request of this engine has."""
+        return next(self._ids)
+
+    def start(self, request: Request, reader: Reader, *, each_step: bool = False) -> Answer:
+        """Put a request in flight. The reader hears when it is over, and with `each_step` of every step before.
+
+        Raises:
+            EngineDead: the engine was closed or broke.
+        """
+        answer = Answer(request)
+        with self._lock:
+            if self._dead is not None:
+                raise self._dead
+            self._callers[request.id] = _Caller(answer, reader, each_step)
+            self._loop.submit(Add(request))
+        return answer
+
+    def abort(self, answer: Answer) -> None:
+        """Nobody waits for this answer any longer; harmless if it is over."""
+        if answer.num_open:
+            self._loop.submit(Abort(answer.request.id))
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """Stop after the step in progress. What is in flight is lost, and those who wait for it are told."""
+        self._loop.stop()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception as error:
+            dead = EngineDead(f"the engine broke: {type(error).__name__}: {error}")
+            dead.__cause__ = error
+        else:
+            dead = EngineDead("the engine was closed")
+        with self._lock:
+            self._dead = dead
+            lost = list(self._callers.values())
+            self._callers.clear()
+        news: dict[Reader, list[Answer]] = {}
+        for caller in lost:
+            caller.answer.error = dead
+            caller.answer.num_open = 0
+            news.setdefault(caller.reader, []).append(caller.answer)
+        _wake(news)
+
+    def _take(self, message: Refused | Step) -> None:
+        """What the loop emits, on its thread."""
+        news: dict[Reader, list[Answer]] = {}
+        if isinstance(message, Refused):
+            self._refuse(message, news)
+        else:
+            self._spread(message, news)
+        _wake(news)
+
+    def _refuse(self, refused: Refused, news: dict[Reader, list[Answer]]) -> None:
+        caller = self._callers.pop(refused.id)
+        kind = NeverFits if refused.never else InvalidRequest
+        caller.answer.error = kind(refused.message, refused.param)
+        caller.answer.num_open = 0
+        news[caller.reader] = [caller.answer]
+
+    def _spread(self, step: Step, news: dict[Reader, list[Answer]]) -> None:
+        """Hand out a step's output in the order that `Choice` promises its readers."""
+        callers = self._callers
+        for request_id, choice, logprob in step.logprobs:
+            callers[request_id].answer.choices[choice].logprobs.append(logprob)
+        for request_id, choice, scored in step.prompt_logprobs:
+            if choice == 0:  # the choices of a request have their prompt in common
+                callers[request_id].answer.prompt_logprobs.extend(scored)
+        for finish in step.finishes:
+            callers[finish.id].answer.choices[finish.choice].finish = finish
+        fresh: dict[int, _Caller] = {}
+        for request_id, choice, token in zip(step.ids, step.choices, step.tokens, strict=True):
+            caller = callers[request_id]
+            caller.answer.choices[choice].tokens.append(token)
+            if caller.each_step:
+                fresh[request_id] = caller
+        for finish in step.finishes:
+            caller = callers[finish.id]
+            answer = caller.answer
+            answer.choices[finish.choice].closed = True
+            answer.num_open -= 1
+            if answer.num_open == 0:
+                del callers[finish.id]
+            if answer.num_open == 0 or caller.each_step:
+                fresh[finish.id] = caller
+        for caller in fresh.values():
+            news.setdefault(caller.reader, []).append(caller.answer)
+
+
+def _wake(news: dict[Reader, list[Answer]]) -> None:
+    for reader, answers in news.items():
+        reader.wake(answers)
