@@ -11,47 +11,38 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32] | NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-_STRIPES = 64
-_EIGHT = np.arange(8, dtype=np.int64)
+_MIN_WIDTH = 512
+"""Stripes narrower than this cost more calls than they save comparisons."""
 
 
-def true_ids(mask: NDArray[np.bool_]) -> Ids:
-    """Where a mask is true, ascending. Fast where few are: it looks at eight at a time.
+def leaders(row: Floats, k: int) -> Ids:
+    """Every id whose score reaches some bound, ascending: the k largest are among them, and often not many more.
+
+    The maxima of disjoint stripes are themselves members of the row, so the k-th largest of them is a lower bound
+    of the k-th largest score. A row holds no NaN, and k is in 1 .. len(row).
 
     Shapes:
-        mask     [vocab]  contiguous
-        returns  [hits]
+        row      [vocab]
+        returns  [candidates]
     """
-    whole = len(mask) & ~7
-    words = mask[:whole].view(np.uint64).nonzero()[0]
-    ids: Ids
-    if 2 * len(words) > whole // 8:
-        (ids,) = mask.nonzero()
-        return ids
-    ids = (words[:, None] * 8 + _EIGHT).ravel()
-    ids = ids[mask[ids]]
-    if whole == len(mask):
-        return ids
-    return np.concatenate([ids, mask[whole:].nonzero()[0] + whole])
+    width = max(4 * k, _MIN_WIDTH)
+    height = len(row) // width
+    if height < 2:
+        return np.arange(len(row))
+    maxima = row[: height * width].reshape(height, width).max(axis=0)
+    ids: Ids = (row >= np.partition(maxima, width - k)[width - k]).nonzero()[0]
+    return ids
 
 
 def largest(row: Floats, k: int) -> Ids:
-    """Ids of the k largest scores of a row, ascending by id. `row` holds no NaN and k is in 1 .. len(row).
-
-    The maxima of disjoint stripes are themselves members of the row, so the k-th largest of them is a lower bound
-    of the k-th largest score: what lies below it needs no second look.
+    """Ids of the k largest scores of a row, ascending by id. The row holds no NaN, and k is in 1 .. len(row).
 
     Shapes:
         row      [vocab]
         returns  [k]
     """
-    width = len(row) // _STRIPES
-    if 2 * k <= width:
-        maxima = row[: _STRIPES * width].reshape(_STRIPES, width).max(axis=0)
-        bound = np.partition(maxima, width - k)[width - k]
-        ids = true_ids(row >= bound)
-        return keep_largest(ids, row[ids], k)
-    return keep_largest(np.arange(len(row)), row, k)
+    ids = leaders(row, k)
+    return keep_largest(ids, row[ids], k)
 
 
 def keep_largest(ids: Ids, scores: Floats, k: int) -> Ids:
