@@ -1,7 +1,8 @@
 """Weights in the precision an executor wants, decoded and rounded one block of rows at a time.
 
-A block of rows is small enough for a core's cache, and blocks go to a few threads: NumPy leaves the interpreter
-lock while it computes. No model is ever held decoded as a whole.
+A block of rows is a few megabytes, and blocks of a large weight go to a few threads: NumPy leaves the interpreter
+lock while it computes. No model is ever held decoded as a whole. All functions may be called from many threads at
+once; for a whole model, mapping the weights over a pool of as many threads as cores is the fastest.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from numpy.typing import NDArray
 from chairlift.core.errors import InvalidModel
 from chairlift.models.tensor import Encoding, Tensor
 
-BLOCK_NUMBERS = 1 << 17
-"""Numbers decoded at a time by a thread: 0.5 MB as float32."""
-MIN_THREADED_NUMBERS = 1 << 18
+BLOCK_NUMBERS = 1 << 19
+"""Numbers decoded at a time by a thread, 2 MB as float32: with less, threads wait for the interpreter lock."""
+MIN_THREADED_NUMBERS = 1 << 20
 """Below this a thread costs more than it saves."""
 
 
@@ -292,27 +293,35 @@ def _round_bfloat16(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 
 def _round_int4(numbers: NDArray[np.float32], tensor: Tensor) -> tuple[NDArray[np.float32], NDArray[np.float16]]:
-    """Signed 4-bit numbers -8..7 and the scales of groups `[groups, group]`, by a search for the least squared error.
+    """Signed 4-bit numbers -8..7 `[groups, group]` and their scales `[groups]`, searched for the least squared error.
 
-    The number of largest magnitude becomes -8 in the first attempt (the scale may be negative), less in the others;
-    each attempt is refined by the least-squares scale for its rounding.
+    The number of largest magnitude is tried as -7 to -9 (the scale may be negative; -9 is cut to -8, which
+    serves the others). For given numbers q the best scale is x·q / q·q, and it removes (x·q)^2 / q·q of the error.
     """
-    extreme = np.take_along_axis(numbers, np.abs(numbers).argmax(axis=1)[:, None], axis=1)[:, 0]
-    _check_scalable(extreme, 7 * 60000.0, tensor)
-    best = np.zeros(len(numbers), np.float16)
-    least = np.full(len(numbers), np.inf, np.float32)
-    for divisor in (-8.0, -7.5, -7.0, 7.0):
-        scales = extreme / np.float32(divisor)
-        for _ in range(2):
-            rounded = scales.astype(np.float16)
-            steps = np.clip(np.rint(numbers * _inverse(rounded)[:, None]), -8, 7)
-            errors = np.square(numbers - steps * rounded.astype(np.float32)[:, None]).sum(axis=1)
-            better = errors < least
-            best[better], least[better] = rounded[better], errors[better]
-            power = np.square(steps).sum(axis=1)
-            dots = (numbers * steps).sum(axis=1)
-            scales = np.divide(dots, power, out=np.zeros_like(dots), where=power > 0)
-    return np.clip(np.rint(numbers * _inverse(best)[:, None]), -8, 7), best
+    largest = _largest(numbers)
+    _check_scalable(largest, 400_000.0, tensor)
+    extreme = np.where(numbers.max(axis=1) == largest, largest, -largest)
+    per_number = np.divide(np.float32(1), extreme, out=np.zeros_like(extreme), where=largest > 1e-30)
+    steps = np.empty_like(numbers)
+    scales = np.zeros_like(extreme)
+    removed = np.zeros_like(extreme)
+    for target in (-9.0, -8.5, -8.0, -7.5, -7.0):
+        _round_to_int4(numbers, per_number * np.float32(target), steps)
+        dots = np.einsum("ij,ij->i", numbers, steps)
+        squares = np.einsum("ij,ij->i", steps, steps)
+        fitted = np.divide(dots, squares, out=np.zeros_like(dots), where=squares > 0)
+        better = fitted * dots > removed
+        removed[better] = (fitted * dots)[better]
+        scales[better] = fitted[better]
+    rounded = scales.astype(np.float16)
+    _round_to_int4(numbers, _inverse(rounded), steps)
+    return steps, rounded
+
+
+def _round_to_int4(numbers: NDArray[np.float32], inverse: NDArray[np.float32], out: NDArray[np.float32]) -> None:
+    np.multiply(numbers, inverse[:, None], out=out)
+    np.rint(out, out=out)
+    np.clip(out, -8, 7, out=out)
 
 
 def _repack_int4(tensor: Tensor) -> Int4Groups:
