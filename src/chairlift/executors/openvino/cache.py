@@ -1,0 +1,111 @@
+"""Memory of the paged key/value cache: how much there may be, and the tensors themselves."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+
+from chairlift.core.errors import InvalidOption
+
+FREE_MEMORY_SHARE = 0.3
+"""Part of the memory still free after loading that the cache takes by default. It is touched only as it fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class CachePort:
+    """One cache input of a compiled graph: its name, element type, and the shape of one block."""
+
+    name: str
+    kind: ov.Type
+    block_shape: tuple[int, ...]
+
+    @property
+    def block_bytes(self) -> int:
+        size: int = self.kind.size
+        return int(np.prod(self.block_shape)) * size
+
+
+def cache_ports(compiled: ov.CompiledModel) -> list[CachePort]:
+    """The cache inputs of a compiled body, with what the plugin decided for them."""
+    return [
+        CachePort(port.any_name, port.element_type, tuple(port.partial_shape[i].get_length() for i in (1, 2, 3)))
+        for port in compiled.inputs
+        if "_cache." in port.any_name
+    ]
+
+
+def allocate(ports: Sequence[CachePort], num_blocks: int) -> dict[str, ov.Tensor]:
+    """Zeroed tensors of `num_blocks` blocks for every port, in huge pages where the system grants them.
+
+    With small pages a step over long contexts spends a few percent of its time finding addresses.
+    """
+    return {port.name: _tensor(port, num_blocks) for port in ports}
+
+
+def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
+    memory = mmap.mmap(-1, max(port.block_bytes * num_blocks, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    cells = np.frombuffer(memory, {1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])
+    return ov.Tensor(cells, ov.Shape([num_blocks, *port.block_shape]), port.kind)
+
+
+def num_cache_blocks(
+    block_bytes: int, block_size: int, *, memory_bytes: int | None, max_num_seqs: int, max_model_len: int
+) -> int:
+    """Blocks that sequences may use: what `memory_bytes` holds, or a share of the free memory.
+
+    Never more than `max_num_seqs` sequences of `max_model_len` tokens can fill, and one less than fits: the executor
+    needs a scratch block of its own.
+
+    Raises:
+        InvalidOption: not even one block fits.
+    """
+    budget = int(available_bytes() * FREE_MEMORY_SHARE) if memory_bytes is None else memory_bytes
+    num_blocks = min(budget // block_bytes - 1, max_num_seqs * -(-max_model_len // block_size))
+    if num_blocks < 1:
+        needed = 2 * block_bytes
+        raise InvalidOption(f"the key/value cache needs at least {needed} bytes, but may have only {budget}")
+    return num_blocks
+
+
+# ---------------------------------------------------------------- what the system has
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that can still be taken without pushing others out: the machine's, or less in a control group.
+
+    Source: proc(5), MemAvailable; cgroups(7), memory.max and memory.current (version 2), limit_in_bytes (version 1).
+    """
+    available = _machine_bytes(root)
+    group = root / "sys/fs/cgroup"
+    pairs = (
+        (group / "memory.max", group / "memory.current"),
+        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    )
+    for limit_file, used_file in pairs:
+        limit, used = _number_in(limit_file), _number_in(used_file)
+        if limit is not None and used is not None:
+            available = min(available, max(limit - used, 0))
+    return available
+
+
+def _machine_bytes(root: Path) -> int:
+    for line in (root / "proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise InvalidOption("cannot tell how much memory is free: set kv_cache_memory_bytes")
+
+
+def _number_in(path: Path) -> int | None:
+    """The number in a one-line file; None if there is no such file or it says `max`."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -1,0 +1,120 @@
+"""Computes steps on the CPU: one ragged call of the device for all tokens of a step, then the head, then sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.core.errors import InvalidOption
+from chairlift.core.types import StepPlan, StepResult, TokenLogprob
+from chairlift.executors.openvino.buckets import round_up
+from chairlift.executors.openvino.inputs import Rows, StepInputs, num_outputs
+from chairlift.executors.openvino.options import ExecutorOptions
+from chairlift.executors.openvino.program import MAX_HEAD_ROWS, Program
+from chairlift.executors.openvino.rates import MAX_TOKEN_BUDGET, TARGET_STEP_S
+from chairlift.models import Model
+from chairlift.sampling import Sampler, score
+
+SamplerFactory = Callable[[int, int], Sampler]
+"""`sampler_factory(num_slots, vocab_size)`."""
+
+
+class OpenVINOExecutor:
+    """Keeps the rows of the running batch and computes them step by step.
+
+    Ready when constructed: every size of step up to `max_num_batched_tokens` was run once. A larger step is computed
+    too; it only pays for being the first of its size.
+    """
+
+    def __init__(self, program: Program, sampler: Sampler, options: ExecutorOptions) -> None:
+        self.cache_shape = program.cache_shape
+        self._program = program
+        self._sampler = sampler
+        max_blocks = -(-options.max_model_len // self.cache_shape.block_size)
+        self._rows = Rows(options.max_num_seqs, max_blocks, self.cache_shape.block_size, program.scratch_block)
+        wanted = options.max_num_batched_tokens
+        if wanted is not None:
+            program.warm_up(wanted, wanted, 0.0)
+            self.max_num_batched_tokens = wanted
+        else:
+            self.max_num_batched_tokens = program.warm_up(options.max_num_seqs, MAX_TOKEN_BUDGET, TARGET_STEP_S)
+        self.step_rates = program.measure_rates(round_up(self.max_num_batched_tokens))
+
+    @classmethod
+    def load(
+        cls, model: Model, options: ExecutorOptions, sampler_factory: SamplerFactory = Sampler
+    ) -> OpenVINOExecutor:
+        """An executor that is ready to serve a model.
+
+        Raises:
+            InvalidOption: these options, this machine or this OpenVINO do not go together.
+            InvalidModel: a weight that cannot be put into the wanted precision.
+        """
+        wanted = options.max_num_batched_tokens
+        if wanted is not None and wanted < options.max_num_seqs:
+            raise InvalidOption(f"max_num_batched_tokens is {wanted}, less than max_num_seqs, {options.max_num_seqs}")
+        return cls(Program(model, options), sampler_factory(options.max_num_seqs, model.config.vocab_size), options)
+
+    def submit(self, plan: StepPlan) -> OpenVINOPending:
+        """Begin a step; the device computes it while the caller does something else."""
+        for slot in plan.leaves:
+            self._sampler.leave(slot)
+        for join in plan.joins:
+            self._sampler.join(join.slot, join.request, join.choice, join.tokens)
+        self._rows.apply(plan)
+        inputs = self._rows.assemble(plan, round_up(plan.num_tokens), round_up(num_outputs(plan, self._rows)))
+        self._program.start(inputs)
+        return OpenVINOPending(self, plan, inputs)
+
+    def complete(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
+        """Wait for the body of a step, then sample and score piece by piece: the logits are never all there at once."""
+        hidden = self._program.hidden_states()
+        result = StepResult([])
+        slots = inputs.slots
+        for first in range(0, len(slots), MAX_HEAD_ROWS):
+            piece = slots[first : first + MAX_HEAD_ROWS]
+            sampled = self._sampler.sample(piece, self._program.logits(hidden[first : first + len(piece)]), None)
+            result.tokens += sampled.tokens
+            result.logprobs.update(sampled.logprobs)
+            result.errors.update(sampled.errors)
+        if inputs.num_scored:
+            result.prompt_logprobs = self._score(plan, hidden[len(slots) : len(slots) + inputs.num_scored])
+        self._rows.advance(plan, slots, result.tokens)
+        return result
+
+    def _score(self, plan: StepPlan, hidden: NDArray[np.float32]) -> dict[int, list[TokenLogprob]]:
+        """Log-probabilities of the prompt tokens that follow the scored positions, whose states are in `hidden`."""
+        scores: dict[int, list[TokenLogprob]] = {}
+        at = 0
+        for chunk in plan.chunks:
+            if not chunk.scores:
+                continue
+            targets = self._rows.targets(chunk)
+            num_top = self._rows.num_prompt_logprobs(chunk.slot)
+            entries = scores[chunk.slot] = []
+            for first in range(0, len(targets), MAX_HEAD_ROWS):
+                piece = targets[first : first + MAX_HEAD_ROWS]
+                logits = self._program.logits(hidden[at : at + len(piece)])
+                entries += score(logits, None, piece, num_top)
+                at += len(piece)
+        return scores
+
+
+@dataclass(slots=True)
+class OpenVINOPending:
+    """A step that the device is computing."""
+
+    executor: OpenVINOExecutor
+    plan: StepPlan
+    inputs: StepInputs
+
+    def result(self) -> StepResult:
+        """Wait for it, and sample.
+
+        Raises:
+            RuntimeError: the device failed.
+        """
+        return self.executor.complete(self.plan, self.inputs)

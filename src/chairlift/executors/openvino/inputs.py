@@ -1,0 +1,214 @@
+"""The rows of the running batch, kept from step to step, and the ragged inputs of one step assembled from them.
+
+Everything is an array over slots, changed only where a plan changes it: a step of a thousand decoding rows is a dozen
+array operations, not a thousand visits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.core.types import CacheShape, Chunk, StepPlan
+
+Ints = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """All tokens of a step, one sequence after the other: decodes, chunks, then padding.
+
+    Padding tokens are sequences of their own, one token long, without a past, in the scratch block.
+
+    Shapes:
+        token_ids     [tokens]
+        positions     [tokens]     tokens before it in its sequence
+        past_lens     [seqs]       tokens of each sequence that are in the cache
+        starts        [seqs + 1]   where each sequence's tokens begin in `token_ids`
+        block_ids     [blocks]     the block tables of all sequences, flat
+        block_starts  [seqs + 1]   where each sequence's blocks begin in `block_ids`
+        output_rows   [outputs]    tokens whose hidden state is wanted: sampling rows, then scored ones, then padding
+        slots         [samples]    slot of each sampling row
+    """
+
+    token_ids: Ints
+    positions: Ints
+    past_lens: Ints
+    starts: Ints
+    block_ids: Ints
+    block_starts: Ints
+    max_context_len: int
+    output_rows: Ints
+    slots: NDArray[np.int64]
+    num_scored: int
+
+
+class Rows:
+    """What the executor knows of each slot: its block table, how much is computed, and what it feeds next.
+
+    `scratch_block` is a block of the cache that belongs to no sequence.
+
+    Shapes:
+        last_token  [slots]           what a decode feeds
+        computed    [slots]           tokens in the cache, if the slot decodes
+        num_blocks  [slots]
+        table       [slots, blocks]   block ids
+    """
+
+    def __init__(self, num_slots: int, max_blocks: int, block_size: int, scratch_block: int) -> None:
+        self.last_token = np.zeros(num_slots, np.int32)
+        self.computed = np.zeros(num_slots, np.int32)
+        self.num_blocks = np.zeros(num_slots, np.int32)
+        self.table = np.full((num_slots, max_blocks), scratch_block, np.int32)
+        self._block_size = block_size
+        self._scratch_block = scratch_block
+        self._tokens: list[Ints | None] = [None] * num_slots
+        """Known tokens of a slot until they are computed."""
+        self._num_prompt = np.zeros(num_slots, np.int32)
+        self._num_top = np.zeros(num_slots, np.int32)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take over what a plan changes: leaves, joins, blocks."""
+        for slot in plan.leaves:
+            self._tokens[slot] = None
+            self.num_blocks[slot] = 0
+        for join in plan.joins:
+            self._tokens[join.slot] = np.array(join.tokens, np.int32)
+            self._num_prompt[join.slot] = len(join.request.prompt)
+            self._num_top[join.slot] = join.request.params.prompt_logprobs or 0
+            self.num_blocks[join.slot] = 0
+        if plan.block_slots:
+            slots = np.array(plan.block_slots, np.int64)
+            order = np.argsort(slots, kind="stable")
+            ordered = slots[order]
+            # The n-th new block of a slot lands n places after the blocks it has.
+            nth = np.arange(len(slots)) - np.searchsorted(ordered, ordered)
+            self.table[ordered, self.num_blocks[ordered] + nth] = np.array(plan.block_ids, np.int32)[order]
+            self.num_blocks += np.bincount(slots, minlength=len(self.num_blocks)).astype(np.int32)
+
+    def assemble(self, plan: StepPlan, num_tokens: int, num_outputs: int) -> StepInputs:
+        """The inputs of a plan already applied, padded to `num_tokens` tokens and `num_outputs` hidden states.
+
+        Raises:
+            IndexError: a position lies past its slot's block table. The plan is wrong; never clamp.
+        """
+        decodes = np.array(plan.decodes, np.int64)
+        chunks = plan.chunks
+        num_decodes = len(decodes)
+        num_padding = num_tokens - plan.num_tokens
+        num_seqs = num_decodes + len(chunks)
+
+        slots = np.concatenate((decodes, np.array([c.slot for c in chunks], np.int64)))
+        past_lens = np.zeros(num_seqs + num_padding, np.int32)
+        past_lens[:num_decodes] = self.computed[decodes]
+        past_lens[num_decodes:num_seqs] = [c.start for c in chunks]
+        counts = np.ones(num_seqs + num_padding, np.int32)
+        counts[num_decodes:num_seqs] = [c.count for c in chunks]
+        starts = _starts(counts)
+
+        token_ids = np.zeros(num_tokens, np.int32)
+        positions = np.zeros(num_tokens, np.int32)
+        token_ids[:num_decodes] = self.last_token[decodes]
+        positions[:num_decodes] = past_lens[:num_decodes]
+        for chunk, at in zip(chunks, starts[num_decodes:].tolist(), strict=False):
+            token_ids[at : at + chunk.count] = self._known(chunk)[chunk.start : chunk.start + chunk.count]
+            positions[at : at + chunk.count] = np.arange(chunk.start, chunk.start + chunk.count)
+
+        context = past_lens + counts
+        block_counts = -(-context // self._block_size)
+        block_starts = _starts(block_counts)
+        if (block_counts[:num_seqs] > self.num_blocks[slots]).any():
+            raise IndexError("a sequence has fewer blocks than its tokens need")
+        block_ids = np.full(block_starts[-1], self._scratch_block, np.int32)
+        used = block_counts[:num_seqs]
+        columns = np.arange(block_starts[num_seqs]) - np.repeat(block_starts[:num_seqs], used)
+        block_ids[: block_starts[num_seqs]] = self.table[np.repeat(slots, used), columns]
+
+        samples = np.ones(num_seqs, np.bool_)
+        samples[num_decodes:] = [c.samples for c in chunks]
+        wanted = [starts[1 : num_seqs + 1][samples] - 1]
+        num_scored = 0
+        for chunk, at in zip(chunks, starts[num_decodes:].tolist(), strict=False):
+            if chunk.scores:
+                wanted.append(np.arange(at, at + len(self.targets(chunk)), dtype=np.int32))
+                num_scored += len(wanted[-1])
+        rows = np.concatenate(wanted)
+        output_rows = np.zeros(num_outputs, np.int32)
+        output_rows[: len(rows)] = rows
+        return StepInputs(
+            token_ids,
+            positions,
+            past_lens,
+            starts,
+            block_ids,
+            block_starts,
+            int(context.max()),
+            output_rows,
+            slots[samples],
+            num_scored,
+        )
+
+    def targets(self, chunk: Chunk) -> Ints:
+        """The prompt tokens that follow the tokens of a scored chunk, `[scored]`: none follows the prompt's last."""
+        end = min(chunk.start + chunk.count, int(self._num_prompt[chunk.slot]) - 1)
+        return self._known(chunk)[chunk.start + 1 : end + 1]
+
+    def num_prompt_logprobs(self, slot: int) -> int:
+        """How many alternatives the slot's request wants for each prompt token."""
+        return int(self._num_top[slot])
+
+    def advance(self, plan: StepPlan, slots: NDArray[np.int64], tokens: list[int]) -> None:
+        """The plan was computed and `tokens` were sampled for `slots`: the decodes, then the sampling chunks."""
+        self.last_token[slots] = tokens
+        self.computed[slots[: len(plan.decodes)]] += 1
+        for chunk in plan.chunks:
+            if chunk.samples:
+                self.computed[chunk.slot] = chunk.start + chunk.count
+                self._tokens[chunk.slot] = None
+
+    def _known(self, chunk: Chunk) -> Ints:
+        tokens = self._tokens[chunk.slot]
+        if tokens is None or len(tokens) < chunk.start + chunk.count:
+            raise IndexError(f"slot {chunk.slot} has no tokens to compute from position {chunk.start}")
+        return tokens
+
+
+def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape, scratch_block: int) -> StepInputs:
+    """Rows of one token with equal pasts, which they read from whatever is in the cache; they write the scratch block.
+
+    For steps that only take time: they do not touch what sequences own.
+    """
+    num_past_blocks = -(-past_len // cache_shape.block_size)
+    past_blocks = np.arange(num_rows * num_past_blocks, dtype=np.int32) % cache_shape.num_blocks
+    table = np.full((num_rows, past_len // cache_shape.block_size + 1), scratch_block, np.int32)
+    table[:, :num_past_blocks] = past_blocks.reshape(num_rows, -1)
+    table[:, past_len // cache_shape.block_size] = scratch_block
+    past_lens = np.full(num_rows, past_len, np.int32)
+    rows = np.arange(num_rows + 1, dtype=np.int32)
+    return StepInputs(
+        token_ids=np.zeros(num_rows, np.int32),
+        positions=past_lens,
+        past_lens=past_lens,
+        starts=rows,
+        block_ids=table.ravel(),
+        block_starts=rows * np.int32(table.shape[1]),
+        max_context_len=past_len + 1,
+        output_rows=rows[:-1],
+        slots=np.zeros(0, np.int64),
+        num_scored=0,
+    )
+
+
+def num_outputs(plan: StepPlan, rows: Rows) -> int:
+    """Hidden states that a plan needs: one for each sampling row, one for each scored prompt token."""
+    scored = sum(len(rows.targets(chunk)) for chunk in plan.chunks if chunk.scores)
+    return len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples) + scored
+
+
+def _starts(counts: Ints) -> Ints:
+    """Where each of consecutive runs begins, and where the last one ends: `[runs + 1]`."""
+    starts = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=starts[1:])
+    return starts

@@ -1,0 +1,26 @@
+"""What the OpenVINO executor can be told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Dtype = Literal["float32", "bfloat16", "int8", "int4"]
+KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """Precision, memory and limits. None means: measured at start, or as much as is sensible.
+
+    `kv_cache_dtype="auto"` is float32 with float32 weights, else bfloat16. `max_model_len` is the tokens of one
+    sequence. `num_threads` is the number of threads that compute.
+    """
+
+    max_num_seqs: int
+    max_model_len: int
+    dtype: Dtype = "int8"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_memory_bytes: int | None = None
+    max_num_batched_tokens: int | None = None
+    num_threads: int | None = None

@@ -1,0 +1,78 @@
+"""How the CPU plugin is told to compute: one set of properties for the body, one for the head."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import openvino as ov
+
+from chairlift.core.errors import InvalidOption
+from chairlift.executors.openvino.graph import INT4_GROUP, INT8_GROUP
+from chairlift.executors.openvino.options import Dtype, ExecutorOptions, KVCacheDtype
+
+Properties = dict[str, str | int | bool]
+
+_CACHE_NAMES: dict[KVCacheDtype, str] = {"float32": "f32", "bfloat16": "bf16", "u8": "u8"}
+_TOLERANCES: dict[str, float] = {"f32": 1e-3, "bf16": 0.06, "u8": 0.12}
+"""How far attention over normal random numbers may be from NumPy's: five times what was measured, a tenth of what a
+wrong block gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Properties to compile with, and the error that the self-test of attention may show."""
+
+    body: Properties
+    head: Properties
+    tolerance: float
+
+
+def choose_precision(core: ov.Core, options: ExecutorOptions) -> Precision:
+    """What the weights' precision and the cache's ask of this machine.
+
+    The body of anything but float32 runs in bfloat16 where the processor has it. The head always runs in float32:
+    its outputs are the logits, and rounding those to bfloat16 costs more quality than it saves time.
+
+    Raises:
+        InvalidOption: a combination that the plugin does not have.
+    """
+    has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    wide = options.dtype == "float32" or not has_bfloat16
+    cache = options.kv_cache_dtype
+    if cache == "auto":
+        cache = "float32" if wide else "bfloat16"
+    if cache == "bfloat16" and wide:
+        reason = "with float32 weights" if has_bfloat16 else "on a processor without bfloat16"
+        raise InvalidOption(f"a bfloat16 key/value cache is not possible {reason}: choose float32 or u8")
+    if cache == "float32" and not wide:
+        raise InvalidOption(f"a float32 key/value cache is not possible with {options.dtype} weights: bfloat16 or u8")
+    common: Properties = {"ENABLE_CPU_PINNING": False}
+    num_threads = options.num_threads or _quota()
+    if num_threads is not None:
+        common["INFERENCE_NUM_THREADS"] = num_threads
+    group = {"float32": 0, "bfloat16": 0, "int8": INT8_GROUP, "int4": INT4_GROUP}
+    head_dtype: Dtype = "int8" if options.dtype == "int4" else options.dtype
+    hint = "INFERENCE_PRECISION_HINT"
+    quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+    name = _CACHE_NAMES[cache]
+    body = {**common, hint: "f32" if wide else "bf16", quantise: str(group[options.dtype]), "KV_CACHE_PRECISION": name}
+    head = {**common, hint: "f32", quantise: str(group[head_dtype])}
+    return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))
+
+
+def _quota(root: Path = Path("/")) -> int | None:
+    """Threads that a control group's CPU quota pays for, if that is less than the processors; else None.
+
+    Source: cgroups(7), cpu.max: quota and period in microseconds.
+    """
+    try:
+        quota, period = (root / "sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    if not quota.isdigit():
+        return None
+    num_threads = max(math.floor(int(quota) / int(period)), 1)
+    return num_threads if num_threads < len(os.sched_getaffinity(0)) else None

@@ -1,0 +1,126 @@
+"""A model compiled for this machine: its two graphs, its cache, and the sizes that were run once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
+
+from chairlift.core.types import CacheShape
+from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
+from chairlift.executors.openvino.buckets import buckets_up_to, round_up
+from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
+from chairlift.executors.openvino.graph import attention_shape, build
+from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
+from chairlift.executors.openvino.options import ExecutorOptions
+from chairlift.executors.openvino.precision import choose_precision
+from chairlift.executors.openvino.rates import StepRates, fit_rates
+from chairlift.models import Model
+
+MAX_HEAD_ROWS = 64
+"""Rows of logits computed at a time. Larger pieces are no faster and take `vocab_size` floats of memory a row."""
+
+
+class Program:
+    """One step at a time: `start`, `hidden_states`, then `logits` of as many rows as wanted, in pieces.
+
+    `num_blocks` of the cache are for sequences; one more, `scratch_block`, takes what padding writes.
+
+    Raises:
+        InvalidOption: this machine, this OpenVINO or these options do not go together.
+    """
+
+    def __init__(self, model: Model, options: ExecutorOptions) -> None:
+        check_release()
+        core = ov.Core()
+        precision = choose_precision(core, options)
+        self_test(core, precision.body, attention_shape(model), precision.tolerance)
+        graphs = build(model, options.dtype)
+        self._constants = graphs.constants
+        body = core.compile_model(graphs.body, "CPU", precision.body)
+        head = core.compile_model(graphs.head, "CPU", precision.head)
+        del graphs
+        ports = cache_ports(body)
+        num_blocks = num_cache_blocks(
+            sum(port.block_bytes for port in ports),
+            BLOCK_SIZE,
+            memory_bytes=options.kv_cache_memory_bytes,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=options.max_model_len,
+        )
+        self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
+        self.scratch_block = num_blocks
+        self.cache = allocate(ports, num_blocks + 1)
+        self._body = body.create_infer_request()
+        self._head = head.create_infer_request()
+        for name, tensor in self.cache.items():
+            self._body.set_tensor(name, tensor)
+        self._feed: dict[str, NDArray[Any]] = {}
+        self._hidden_size = model.config.hidden_size
+
+    # ------------------------------------------------------------ a step
+
+    def start(self, inputs: StepInputs) -> None:
+        """Begin to compute the body; returns at once."""
+        self._feed = {
+            "token_ids": inputs.token_ids,
+            "positions": inputs.positions,
+            "past_lens": inputs.past_lens,
+            "starts": inputs.starts,
+            "block_ids": inputs.block_ids,
+            "block_starts": inputs.block_starts,
+            "max_context_len": np.array(inputs.max_context_len, np.int32),
+            "output_rows": inputs.output_rows,
+        }
+        self._body.start_async(self._feed, share_inputs=True)
+
+    def hidden_states(self) -> NDArray[np.float32]:
+        """Wait for the body: `[outputs, hidden]`, valid until the next `start`."""
+        self._body.wait()
+        hidden: NDArray[np.float32] = self._body.get_output_tensor(0).data
+        return hidden
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
+        num_rows = len(hidden)
+        padded = np.zeros((round_up(num_rows), hidden.shape[1]), np.float32)
+        padded[:num_rows] = hidden
+        logits: NDArray[np.float32] = self._head.infer({0: padded}, share_inputs=True, share_outputs=True)[0]
+        return logits[:num_rows]
+
+    # ------------------------------------------------------------ before the first step
+
+    def warm_up(self, at_least: int, at_most: int, max_step_s: float) -> int:
+        """Run every bucket once, so that no request pays for a first time; returns the largest one that was run.
+
+        Up to `at_least` tokens always, then on to `at_most` while a step takes no longer than `max_step_s`.
+        """
+        largest, seconds = 0, 0.0
+        for size in buckets_up_to(at_most):
+            if largest >= at_least and seconds * size / largest > max_step_s:
+                seconds = self.time_step(largest)  # without what a first time costs
+                if seconds * size / largest > max_step_s:
+                    break
+            if size <= MAX_HEAD_ROWS:
+                self.logits(np.zeros((size, self._hidden_size), np.float32))
+            seconds = self.time_step(size)
+            largest = size
+        return largest
+
+    def time_step(self, num_rows: int, past_len: int = 0) -> float:
+        """Seconds that the body takes for rows of one token with the same past, read from blocks as they are."""
+        inputs = uniform_inputs(num_rows, past_len, self.cache_shape, self.scratch_block)
+        begun = time.perf_counter()
+        self.start(inputs)
+        self.hidden_states()
+        return time.perf_counter() - begun
+
+    def measure_rates(self, num_tokens: int) -> StepRates:
+        """Step time as a line through the sizes 1 and `num_tokens`, both run before, and a pass over some context."""
+        num_rows, past_len = min(num_tokens, 8), min(1024, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
+        small, large = self.time_step(1), self.time_step(num_tokens)
+        added = self.time_step(num_rows, past_len) - self.time_step(num_rows)
+        return fit_rates((1, small), (num_tokens, large), (num_rows * past_len, added))

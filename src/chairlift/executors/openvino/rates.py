@@ -1,0 +1,48 @@
+"""How long a step takes, as a straight line through a few measured ones, and the token budget that follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chairlift.executors.openvino.buckets import round_down, round_up
+
+MAX_STEP_S = 0.25
+"""Aborts and heartbeats act between steps: none should take longer than this."""
+TARGET_STEP_S = MAX_STEP_S / 2
+"""What a full step may take when the cache is empty: reading long contexts comes on top, and other processes do.
+
+Nothing is lost by it: a chunk that keeps the device busy for this long is as efficient as a larger one.
+"""
+MAX_TOKEN_BUDGET = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class StepRates:
+    """A step's time in seconds: `base_s + token_s * tokens + context_s * context`.
+
+    `context` is the number of cached tokens that decoding rows read, summed over rows.
+    """
+
+    base_s: float
+    token_s: float
+    context_s: float
+
+    def step_s(self, num_tokens: int, num_context_tokens: int = 0) -> float:
+        return self.base_s + self.token_s * num_tokens + self.context_s * num_context_tokens
+
+
+def fit_rates(small: tuple[int, float], large: tuple[int, float], context: tuple[int, float]) -> StepRates:
+    """Rates from two steps without a past, as (tokens, seconds), and the (context tokens, seconds) a past adds."""
+    (few, few_s), (many, many_s) = small, large
+    token_s = max(many_s - few_s, 0.0) / max(many - few, 1)
+    return StepRates(max(few_s - token_s * few, 0.0), token_s, max(context[1], 0.0) / max(context[0], 1))
+
+
+def suggest_token_budget(rates: StepRates, max_num_seqs: int, target_step_s: float = TARGET_STEP_S) -> int:
+    """Tokens of a step that takes `target_step_s`; never less than one for each sequence.
+
+    Always the size of a bucket, so that a step that uses its whole budget computes no padding.
+    """
+    room_s = max(target_step_s - rates.base_s, 0.0)
+    fitting = int(min(room_s / rates.token_s, MAX_TOKEN_BUDGET)) if rates.token_s > 0 else MAX_TOKEN_BUDGET
+    return max(round_down(max(fitting, 1)), round_up(max_num_seqs))

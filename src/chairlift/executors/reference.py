@@ -1,0 +1,193 @@
+"""The oracle: a Llama-family model in plain NumPy float32, one sequence at a time, written to be read.
+
+Every other executor is checked against it. Keys and values go through the block table, so that a wrong block shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from chairlift.core.types import CacheShape, Request, StepPlan, StepResult
+from chairlift.models import Model, ModelConfig, to_float32
+from chairlift.sampling import Sampler, score
+
+Floats = NDArray[np.float32]
+
+
+class ReferenceModel:
+    """Weights decoded to float32, and the forward pass over them."""
+
+    def __init__(self, model: Model) -> None:
+        self.config = model.config
+        self._inv_freq = model.config.rope.inv_freq()
+        self._weights = {name: to_float32(model.weights.tensor(name)) for name in model.weights.names}
+        if "head" not in self._weights:
+            self._weights["head"] = self._weights["embed"]
+
+    def forward(self, token_ids: list[int], start: int, keys: list[Floats], values: list[Floats]) -> Floats:
+        """Logits of tokens at positions start, start + 1, ...; their keys and values are written into the caches.
+
+        Shapes:
+            token_ids  [new]
+            keys       [positions, kv_heads, head_size] for each layer, read up to start + new
+            values     the same
+            returns    [new, vocab]
+        """
+        config = self.config
+        positions = np.arange(start, start + len(token_ids))
+        x = self._weights["embed"][token_ids]  # [new, hidden]
+        for i in range(config.num_layers):
+            name = f"layers.{i}."
+            h = _rms_norm(x, self._weights[name + "attn_norm"], config)
+            q = self._rotate(self._linear(h, name + "q"), positions)  # [new, heads, head_size]
+            keys[i][positions] = self._rotate(self._linear(h, name + "k"), positions)
+            values[i][positions] = self._linear(h, name + "v").reshape(len(positions), -1, config.head_size)
+            end = start + len(token_ids)
+            x = x + self._linear(_attention(q, keys[i][:end], values[i][:end], positions, config), name + "o")
+            h = _rms_norm(x, self._weights[name + "mlp_norm"], config)
+            gate = self._linear(h, name + "gate")
+            with np.errstate(over="ignore"):
+                silu = gate / (1 + np.exp(-gate))
+            x = x + self._linear(silu * self._linear(h, name + "up"), name + "down")
+        return self._linear(_rms_norm(x, self._weights["norm"], config), "head")
+
+    def _linear(self, x: Floats, name: str) -> Floats:
+        y: Floats = x @ self._weights[name].T
+        bias = self._weights.get(name + "_bias")
+        return y if bias is None else y + bias
+
+    def _rotate(self, x: Floats, positions: NDArray[np.int64]) -> Floats:
+        """Rotary embedding: in each head, the pair (j, j + half) is turned by position * inv_freq[j].
+
+        Shapes:
+            x        [new, heads * head_size]
+            returns  [new, heads, head_size]
+        """
+        x = x.reshape(len(positions), -1, self.config.head_size)
+        angles = positions[:, None, None].astype(np.float32) * self._inv_freq  # [new, 1, half]
+        cos, sin = np.cos(angles), np.sin(angles)
+        a, b = np.split(x, 2, axis=-1)
+        return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+
+
+def forward(model: Model, token_ids: list[int]) -> Floats:
+    """Logits after each token of a whole sequence, `[tokens, vocab]`."""
+    return ReferenceModel(model).forward(token_ids, 0, *_caches(model.config, len(token_ids)))
+
+
+def _caches(config: ModelConfig, num_positions: int) -> tuple[list[Floats], list[Floats]]:
+    shape = (num_positions, config.num_kv_heads, config.head_size)
+    layers = range(config.num_layers)
+    return [np.zeros(shape, np.float32) for _ in layers], [np.zeros(shape, np.float32) for _ in layers]
+
+
+def _rms_norm(x: Floats, weight: Floats, config: ModelConfig) -> Floats:
+    scale = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + np.float32(config.rms_norm_eps))
+    y: Floats = x / scale * weight
+    return y
+
+
+def _attention(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int64], config: ModelConfig) -> Floats:
+    """Causal attention; query head h reads key/value head h // (heads / kv_heads).
+
+    Shapes:
+        q          [new, heads, head_size]
+        k, v       [context, kv_heads, head_size]
+        positions  [new]
+        returns    [new, heads * head_size]
+    """
+    num_new, num_heads, head_size = q.shape
+    group = num_heads // k.shape[1]
+    q = q.reshape(num_new, -1, group, head_size)
+    scores = np.einsum("nkgs,cks->kgnc", q, k) * np.float32(head_size**-0.5)
+    distance = positions[:, None] - np.arange(len(k))  # [new, context]
+    window = config.sliding_window or len(k)
+    scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    attended: Floats = np.einsum("kgnc,cks->nkgs", weights, v).reshape(num_new, -1)
+    return attended
+
+
+# ---------------------------------------------------------------- as an executor
+
+
+@dataclass(slots=True)
+class _Row:
+    request: Request
+    tokens: list[int]
+    table: list[int] = field(default_factory=list)
+
+
+class ReferenceExecutor:
+    """Computes plans one sequence after the other, over a paged cache in float32."""
+
+    def __init__(self, model: Model, cache_shape: CacheShape, sampler: Sampler) -> None:
+        self.config = model.config
+        self.cache_shape = cache_shape
+        self._model = ReferenceModel(model)
+        self._sampler = sampler
+        self._keys, self._values = _caches(model.config, cache_shape.num_blocks * cache_shape.block_size)
+        self._rows: dict[int, _Row] = {}
+
+    def submit(self, plan: StepPlan) -> ReferencePending:
+        for slot in plan.leaves:
+            del self._rows[slot]
+            self._sampler.leave(slot)
+        for join in plan.joins:
+            self._rows[join.slot] = _Row(join.request, list(join.tokens))
+            self._sampler.join(join.slot, join.request, join.choice, join.tokens)
+        for slot, block in zip(plan.block_slots, plan.block_ids, strict=True):
+            self._rows[slot].table.append(block)
+        return ReferencePending(self, plan)
+
+    def compute(self, plan: StepPlan) -> StepResult:
+        """The whole step."""
+        slots: list[int] = []
+        logits: list[Floats] = []
+        result = StepResult([])
+        for slot in plan.decodes:
+            slots.append(slot)
+            logits.append(self._forward(slot, len(self._rows[slot].tokens) - 1, 1)[-1])
+        for chunk in plan.chunks:
+            row = self._rows[chunk.slot]
+            new = self._forward(chunk.slot, chunk.start, chunk.count)
+            if chunk.scores:
+                targets = row.request.prompt[chunk.start + 1 : chunk.start + chunk.count + 1]
+                num_top = row.request.params.prompt_logprobs or 0
+                result.prompt_logprobs[chunk.slot] = score(new[: len(targets)], None, list(targets), num_top)
+            if chunk.samples:
+                slots.append(chunk.slot)
+                logits.append(new[-1])
+        if slots:
+            sampled = self._sampler.sample(slots, np.stack(logits), None)
+            result.tokens, result.logprobs, result.errors = sampled.tokens, sampled.logprobs, sampled.errors
+            for slot, token in zip(slots, sampled.tokens, strict=True):
+                self._rows[slot].tokens.append(token)
+        return result
+
+    def _forward(self, slot: int, start: int, count: int) -> Floats:
+        """Logits of `count` tokens from position `start`: gather the sequence's cache, compute, scatter it back."""
+        row = self._rows[slot]
+        positions = np.arange(start + count)
+        block_size = self.cache_shape.block_size
+        cells = np.array(row.table)[positions // block_size] * block_size + positions % block_size
+        keys, values = [k[cells] for k in self._keys], [v[cells] for v in self._values]
+        logits = self._model.forward(row.tokens[start : start + count], start, keys, values)
+        for cache, new in zip((*self._keys, *self._values), (*keys, *values), strict=True):
+            cache[cells[start:]] = new[start:]
+        return logits
+
+
+@dataclass(slots=True)
+class ReferencePending:
+    """A step computed when its result is asked for."""
+
+    executor: ReferenceExecutor
+    plan: StepPlan
+
+    def result(self) -> StepResult:
+        return self.executor.compute(self.plan)
