@@ -1,0 +1,153 @@
+"""Chat templates: from messages to the text, or the tokens, that the model was trained to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
+
+from chairlift.core.errors import InvalidModel, InvalidRequest
+from chairlift.models.files import shown
+from chairlift.text.guard import SpecialGuard
+from chairlift.text.messages import Conversation, conversation_of
+from chairlift.text.meter import Bounds, Meter, RenderLimit
+from chairlift.text.sandbox import TemplateEnvironment
+from chairlift.text.template_functions import TemplateRefusal
+from chairlift.text.tokenizer import Tokenizer
+
+MAX_TEMPLATE_CHARS = 1 << 18
+
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
+
+
+class ChatTemplate:
+    """A model's chat template, compiled. Thread-safe.
+
+    `sources` are templates by name: a model may have one more for requests with tools. `special_texts` are the special
+    tokens that templates write by name (`bos_token`, ...). `now` is read by templates that write the date.
+
+    Raises:
+        InvalidModel: a template does not compile, uses what no chat template needs, or breaks its bounds at once.
+    """
+
+    def __init__(
+        self,
+        sources: str | Mapping[str, str],
+        special_texts: Mapping[str, str] | None = None,
+        *,
+        bounds: Bounds | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        named = {DEFAULT_TEMPLATE: sources} if isinstance(sources, str) else dict(sources)
+        self._bounds = bounds or Bounds()
+        self._environment = TemplateEnvironment(self._bounds, now)
+        self._special_texts = dict(special_texts or {})
+        self._templates = {name: self._compiled(source) for name, source in named.items()}
+        if DEFAULT_TEMPLATE not in self._templates:
+            raise InvalidModel("the chat templates lack one named default")
+        self._guards: WeakKeyDictionary[Tokenizer, SpecialGuard] = WeakKeyDictionary()
+        self._try()
+
+    def render(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation; with `add_generation_prompt`, up to where the assistant begins to speak.
+
+        Not fit for encoding with special tokens allowed: what a user spelled looks like the template's own.
+
+        Raises:
+            InvalidRequest: the messages are malformed, or the template refuses them.
+        """
+        return self._render(conversation_of(messages, tools, kwargs), add_generation_prompt)
+
+    def render_tokens(
+        self,
+        messages: Messages,
+        *,
+        tokenizer: Tokenizer,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation; of the special tokens in it only those that the template wrote are special.
+
+        The template writes the token that begins a text, if the model wants one.
+
+        Raises:
+            InvalidRequest: the messages are malformed, or the template refuses them.
+        """
+        guard = self._guards.get(tokenizer)
+        if guard is None:
+            guard = self._guards[tokenizer] = SpecialGuard(tokenizer.scanner)
+        text, spans = guard.render(
+            lambda conversation: self._render(conversation, add_generation_prompt),
+            conversation_of(messages, tools, kwargs),
+        )
+        return tokenizer.encode_spans(text, spans)
+
+    def _render(self, conversation: Conversation, add_generation_prompt: bool) -> str:
+        template = self._templates[DEFAULT_TEMPLATE]
+        if conversation.tools:
+            template = self._templates.get(TOOL_TEMPLATE, template)
+        variables = {
+            "documents": None,
+            **self._special_texts,
+            **conversation.kwargs,
+            "messages": conversation.messages,
+            "tools": conversation.tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        try:
+            return self._environment.rendered(template, variables, Meter(self._bounds))
+        except TemplateRefusal as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {shown(error)}", "messages") from error
+        except Exception as error:  # a template can fail in as many ways as a program
+            raise InvalidRequest(f"the chat template cannot render these messages: {_reason(error)}") from error
+
+    def _compiled(self, source: str) -> Template:
+        if len(source) > MAX_TEMPLATE_CHARS:
+            raise InvalidModel(f"a chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are read")
+        try:
+            return self._environment.from_string(source)
+        except Exception as error:
+            # Besides syntax errors: what is unsafe, what is nested too deeply, and Python's own limits.
+            raise InvalidModel(f"a chat template does not compile: {_reason(error)}") from error
+
+    def _try(self) -> None:
+        """Render something, so that a hostile template is found before the first request."""
+        for template in self._templates.values():
+            variables = {
+                "documents": None,
+                **self._special_texts,
+                "messages": [{"role": "user", "content": "Hello"}],
+                "tools": None,
+                "add_generation_prompt": True,
+            }
+            try:
+                self._environment.rendered(template, variables, Meter(self._bounds))
+            except (SecurityError, RenderLimit, RecursionError, MemoryError) as error:
+                raise InvalidModel(f"a chat template is not safe to use: {_reason(error)}") from error
+            except Exception:  # this conversation is not to its taste; others may be
+                continue
+
+
+def _reason(error: Exception) -> str:
+    """Why, in words fit for a client: errors of Python may name objects by their addresses."""
+    if isinstance(error, TemplateError | UndefinedError | RenderLimit | TypeError):
+        text = str(error).partition("\n")[0]
+        if " at 0x" not in text:
+            return shown(text)
+    return type(error).__name__

@@ -1,0 +1,185 @@
+"""The tokenizer that a GGUF file carries in its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+
+import tokenizers
+from tokenizers import AddedToken as BackendToken
+from tokenizers import decoders, models, normalizers
+
+from chairlift.models import GGUF
+from chairlift.models.files import shown
+from chairlift.text.pieces import Decoding
+from chairlift.text.pretokenizers import recipe_named
+from chairlift.text.specials import AddedToken
+from chairlift.text.tokenizer import Tokenizer
+
+MAX_TOKENS = 1 << 20
+MAX_PIECE_CHARS = 1 << 10
+"""Longest spelling of a token; finding the merges of a token takes time with the square of its length."""
+SPACE = "\u2581"
+
+END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+"""Spellings of tokens that end an answer. Files made from a base model name only the end of the text, and an answer
+would run on past the end of its turn."""
+
+
+class TokenType(IntEnum):
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
+    """Build the tokenizer from `tokenizer.ggml.*`.
+
+    Raises:
+        InvalidModel: a key is missing or malformed, or the file names a kind of tokenizer that is not known.
+    """
+    kind = gguf.text("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise gguf.error(f"tokenizer model {shown(kind)!r} is not supported (gpt2 and llama are)")
+    pieces, types = _pieces(gguf)
+    vocab = {piece: token for token, piece in enumerate(pieces)}
+    if len(vocab) != len(pieces):
+        raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
+    added = [
+        AddedToken(token, pieces[token], special=kind != TokenType.USER_DEFINED)
+        for token, kind in enumerate(types)
+        if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
+    ]
+    backend, decoding, adds_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(gguf, vocab, types)
+    backend.add_tokens([BackendToken(token.text, special=token.special, normalized=False) for token in added])
+    backend.encode_special_tokens = True
+    if any(backend.token_to_id(token.text) != token.id for token in added):
+        raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
+    bos = _token_id(gguf, "bos", len(pieces))
+    eos = _token_id(gguf, "eos", len(pieces))
+    ends = dict.fromkeys(
+        token
+        for token in (eos, _token_id(gguf, "eot", len(pieces)), _token_id(gguf, "eom", len(pieces)))
+        if token is not None
+    )
+    ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
+    return Tokenizer(
+        backend,
+        backend,
+        added,
+        decoding,
+        prefix=[bos] if bos is not None and gguf.flag("tokenizer.ggml.add_bos_token", adds_bos) else [],
+        suffix=[eos] if eos is not None and gguf.flag("tokenizer.ggml.add_eos_token", False) else [],
+        bos_token_id=bos,
+        eos_token_ids=tuple(ends),
+        unk_token_id=_token_id(gguf, "unknown", len(pieces)),
+    )
+
+
+Built = tuple[tokenizers.Tokenizer, Decoding, bool]
+"""A backend without its added tokens, how it spells bytes, and whether a text begins with the BOS token by default."""
+
+
+def _pieces(gguf: GGUF) -> tuple[list[str], list[int]]:
+    pieces = gguf.strings("tokenizer.ggml.tokens")
+    if not 0 < len(pieces) <= MAX_TOKENS:
+        raise gguf.error(f"tokenizer.ggml.tokens has {len(pieces)} tokens; at most {MAX_TOKENS} are supported")
+    if max(map(len, pieces)) > MAX_PIECE_CHARS:
+        raise gguf.error(f"tokenizer.ggml.tokens spells a token with more than {MAX_PIECE_CHARS} characters")
+    pieces = [piece or f"[EMPTY_{token}]" for token, piece in enumerate(pieces)]
+    if not gguf.has("tokenizer.ggml.token_type"):
+        return pieces, [TokenType.NORMAL] * len(pieces)
+    types = [int(kind) for kind in gguf.numbers("tokenizer.ggml.token_type").tolist()]
+    if len(types) != len(pieces):
+        raise gguf.error("tokenizer.ggml.token_type and tokenizer.ggml.tokens differ in length")
+    return pieces, types
+
+
+def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+    recipe = recipe_named(gguf.text("tokenizer.ggml.pre", "default"))
+    merges = []
+    for merge in gguf.strings("tokenizer.ggml.merges"):
+        left, space, right = merge[1:].partition(" ")  # a piece may begin with a space, but never holds one
+        if not space:
+            raise gguf.error(f"tokenizer.ggml.merges: {shown(merge)!r} is no pair")
+        merges.append((merge[0] + left, right))
+    backend = _backend(
+        gguf, lambda: models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=recipe.ignore_merges)
+    )
+    normalizer = recipe.normalizer()
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    backend.pre_tokenizer = recipe.pre_tokenizer()
+    backend.decoder = decoders.ByteLevel()
+    return backend, Decoding("byte_level"), recipe.adds_bos
+
+
+def _sentencepiece(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+    scores = gguf.numbers("tokenizer.ggml.scores").tolist()
+    if len(scores) != len(vocab):
+        raise gguf.error("tokenizer.ggml.scores and tokenizer.ggml.tokens differ in length")
+    whole = [piece for piece, token in vocab.items() if types[token] == TokenType.NORMAL]
+    merges = merges_by_score({piece: float(scores[vocab[piece]]) for piece in whole})
+    unknown = _token_id(gguf, "unknown", len(vocab))
+    spellings = {token: piece for piece, token in vocab.items()}
+    byte_fallback = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
+    backend = _backend(
+        gguf,
+        lambda: models.BPE(
+            vocab=vocab,
+            merges=merges,
+            unk_token=spellings[unknown] if unknown is not None else None,
+            fuse_unk=True,
+            byte_fallback=byte_fallback,
+        ),
+    )
+    replace = normalizers.Replace(" ", SPACE)
+    space = gguf.flag("tokenizer.ggml.add_space_prefix", True)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if space else replace
+    decoding = Decoding("text", ((SPACE, " "),), byte_fallback, strips_space=space)
+    return backend, decoding, True
+
+
+def merges_by_score(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """The pairs whose joining gives a piece, best score first.
+
+    SentencePiece joins, again and again, the two neighbours that form the piece of the highest score; ranking all
+    pairs by the score of what they form does the same with a table of merges. Of pairs that form the same piece, the
+    one with the longer left part comes first: that is the order in which a run of equal characters is eaten up.
+
+    Source: Kudo and Richardson 2018, arXiv:1808.06226; its BPE model.
+    """
+    ranked = sorted((piece for piece in scores if len(piece) > 1), key=lambda piece: -scores[piece])
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in ranked
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+
+
+def _backend(gguf: GGUF, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer(build())
+    except Exception as error:  # the library raises plain Exception, with a message about the vocabulary
+        raise gguf.error(f"the tokenizer cannot be built: {shown(error)}") from error
+
+
+def _token_id(gguf: GGUF, name: str, num_tokens: int) -> int | None:
+    """A special token's id; None if the file names none, or one that is not in the vocabulary."""
+    key = f"tokenizer.ggml.{name}_token_id"
+    if not gguf.has(key):
+        return None
+    token = gguf.integer(key)
+    if not 0 <= token < num_tokens:
+        raise gguf.error(f"{key} is {token}, outside the vocabulary of {num_tokens} tokens")
+    return token
+
+
+def _ends_of_turn(gguf: GGUF, added: Iterable[AddedToken]) -> list[int]:
+    """Control tokens that end a turn, as far as the chat template writes them."""
+    template = gguf.text("tokenizer.chat_template", "")
+    return [token.id for token in added if token.special and token.text in END_OF_TURN and token.text in template]

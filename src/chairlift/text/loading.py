@@ -1,0 +1,112 @@
+"""Everything about a model's text, loaded from its files without touching a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from chairlift.core.errors import InvalidModel
+from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
+from chairlift.models.config import generation_defaults
+from chairlift.models.files import read_bytes, shown
+from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate
+from chairlift.text.gguf_tokenizer import gguf_tokenizer
+from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
+from chairlift.text.tokenizer import Tokenizer
+
+MAX_CONFIG_BYTES = 16 << 20
+"""A tokenizer_config.json lists every added token once more, at some 200 bytes each."""
+
+_GGUF_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """How a model's tokens and text relate. Any of `eos_token_ids` ends a sequence.
+
+    `sampling_defaults` are what its makers recommend, by the names of `SamplingParams`.
+    """
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float | int]
+
+
+def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> Text:
+    """Load the tokenizer, and the chat template unless `chat_template` is given instead.
+
+    Raises:
+        InvalidModel: a file is missing, malformed, or of a kind that is not supported.
+    """
+    files = source.files if isinstance(source, Model) else source
+    if files.kind == "folder":
+        return _from_folder(files.path, chat_template)
+    gguf = source.gguf if isinstance(source, Model) else None
+    return _from_gguf(gguf if gguf is not None else open_gguf(files.path), chat_template)
+
+
+def _from_gguf(gguf: GGUF, override: str | None) -> Text:
+    tokenizer = gguf_tokenizer(gguf)
+    texts = {}
+    for key, name in _GGUF_NAMES.items():
+        if gguf.has(f"tokenizer.ggml.{key}_token_id"):
+            token = gguf.integer(f"tokenizer.ggml.{key}_token_id")
+            texts[name] = tokenizer.special_text(token) or tokenizer.token_text(token)
+    sources = {DEFAULT_TEMPLATE: override} if override is not None else _gguf_templates(gguf)
+    template = ChatTemplate(sources, texts) if sources else None
+    return Text(tokenizer, template, tokenizer.eos_token_ids, {})
+
+
+def _gguf_templates(gguf: GGUF) -> dict[str, str]:
+    """The chat templates by name; a file may have some for particular uses beside its own."""
+    key = "tokenizer.chat_template"
+    if not gguf.has(key):
+        return {}
+    others = gguf.strings("tokenizer.chat_templates") if gguf.has("tokenizer.chat_templates") else []
+    return {DEFAULT_TEMPLATE: gguf.text(key)} | {
+        name: gguf.text(f"{key}.{name}") for name in others if gguf.has(f"{key}.{name}")
+    }
+
+
+def _from_folder(folder: Path, override: str | None) -> Text:
+    config = _optional_json(folder / "tokenizer_config.json")
+    if config.get("auto_map") is not None:
+        raise InvalidModel(f"{shown(folder)}: the tokenizer needs code of its own, which is never run")
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        raise InvalidModel(f"{shown(folder)}: no tokenizer.json (other forms of a tokenizer are not supported)")
+    generation_path = folder / "generation_config.json"
+    ends, sampling = generation_defaults(_optional_json(generation_path), shown(generation_path))
+    tokenizer = hf_tokenizer(path, config, ends)
+    sources = {DEFAULT_TEMPLATE: override} if override is not None else _folder_templates(folder, config)
+    template = ChatTemplate(sources, special_texts(config)) if sources else None
+    return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
+
+
+def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The chat templates by name: of `chat_template.jinja` if there is one, else of `tokenizer_config.json`."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return {DEFAULT_TEMPLATE: read_bytes(path, 4 * MAX_TEMPLATE_CHARS).decode()}
+        except UnicodeDecodeError as error:
+            raise InvalidModel(f"{shown(path)}: not UTF-8") from error
+    value = config.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {DEFAULT_TEMPLATE: value}
+    templates = {}
+    for item in value if isinstance(value, list) else [None]:
+        name, source = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(source, str):
+            raise InvalidModel(f"{shown(folder)}: tokenizer_config.json: chat_template must be a string or named ones")
+        templates[name] = source
+    return templates
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path, MAX_CONFIG_BYTES) if path.exists() else {}

@@ -1,0 +1,172 @@
+"""Text to tokens and back, over the `tokenizers` library.
+
+A backend is finished before it comes here and never changed afterwards, so that any number of threads may share it
+(changing one in use is what raises "Already borrowed"). It encodes special tokens spelled in a text as plain text;
+which of them are special is decided here, span by span.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import tokenizers
+
+from chairlift.core.errors import InvalidModel, InvalidRequest
+from chairlift.text.pieces import Decoding, TokenBytes
+from chairlift.text.specials import AddedToken, Span, SpecialScanner
+
+LONG_TEXT_CHARS = 8192
+"""From here on encoding takes milliseconds, and other threads may run meanwhile."""
+
+
+class Tokenizer:
+    """One model's vocabulary. Thread-safe.
+
+    `first` encodes the beginning of a text and `later` what follows a special token: they differ in vocabularies that
+    put a space before the text as a whole. `prefix` and `suffix` are the tokens that surround a text.
+    """
+
+    def __init__(
+        self,
+        first: tokenizers.Tokenizer,
+        later: tokenizers.Tokenizer,
+        added: Iterable[AddedToken],
+        decoding: Decoding,
+        *,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        bos_token_id: int | None = None,
+        eos_token_ids: tuple[int, ...] = (),
+        unk_token_id: int | None = None,
+    ) -> None:
+        self._first = first
+        self._later = later
+        self._added = {token.id: token for token in added}
+        self._decoding = decoding
+        self._prefix = list(prefix)
+        self._suffix = list(suffix)
+        self.vocab_size = max(first.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
+        """Tokens in the vocabulary; the model may compute logits for more, which are never text."""
+        self.bos_token_id = bos_token_id
+        self.eos_token_ids = eos_token_ids
+        special = [token for token in self._added.values() if token.special]
+        self.special_token_ids = frozenset(token.id for token in special)
+        self.scanner = SpecialScanner(special)
+        """Finds the special tokens that a text spells."""
+        self._never_text = self.special_token_ids - {unk_token_id}
+        self._all_bytes = TokenBytes(self.vocab_size, self._make_bytes)
+        self._text_bytes = TokenBytes(self.vocab_size, self._make_text_bytes)
+        named = (bos_token_id, unk_token_id, *eos_token_ids, *prefix, *suffix)
+        if any(token is not None and not 0 <= token < self.vocab_size for token in named):
+            raise InvalidModel(f"a special token lies outside the vocabulary of {self.vocab_size} tokens")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = False) -> list[int]:
+        """The tokens of a text, between the model's tokens for beginning and end.
+
+        Special tokens spelled in the text become text, since whoever wrote it may be a stranger; with `allow_special`
+        they become special tokens.
+
+        Raises:
+            InvalidRequest: the text holds half a surrogate pair, or cannot be told from a special token.
+        """
+        ids = self.encode_spans(text, self.scanner.find(text) if allow_special else [])
+        return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def encode_batch(
+        self, texts: Iterable[str], *, add_special_tokens: bool = True, allow_special: bool = False
+    ) -> list[list[int]]:
+        """The tokens of each text; one after another, for the cores belong to the model.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        return [self.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special) for text in texts]
+
+    def encode_spans(self, text: str, spans: Sequence[Span]) -> list[int]:
+        """The tokens of a text in which exactly `spans` (in order, apart) are special tokens; none is added.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        if not spans:
+            return self._encode_text(self._first, text)
+        ids: list[int] = []
+        end = 0
+        for span in spans:
+            if end < span.start:
+                ids += self._encode_text(self._later if end else self._first, text[end : span.start])
+            ids.append(span.id)
+            end = span.stop
+        if end < len(text):
+            ids += self._encode_text(self._later, text[end:])
+        return ids
+
+    def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True, continuation: bool = False) -> str:
+        """The text of tokens; bytes that are no UTF-8 become U+FFFD.
+
+        Some vocabularies put a space before a text, and decoding takes it away again; not from the `continuation` of
+        a text, whose first word may well begin with a space of its own.
+
+        Raises:
+            InvalidRequest: an id outside the vocabulary.
+        """
+        table = self.bytes_of(skip_special_tokens)
+        if any(not 0 <= token < self.vocab_size for token in tokens):
+            raise InvalidRequest(f"token ids must be between 0 and {self.vocab_size - 1}")
+        text = b"".join(map(table.__getitem__, tokens)).decode("utf-8", "replace")
+        return text[1:] if self._decoding.strips_space and not continuation and text.startswith(" ") else text
+
+    def bytes_of(self, skip_special_tokens: bool) -> TokenBytes:
+        """The bytes of every token by id, with or without those of special tokens."""
+        return self._text_bytes if skip_special_tokens else self._all_bytes
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; of a special token, its spelling."""
+        return self._all_bytes[token]
+
+    def token_text(self, token: int) -> str:
+        """One token for the eye: its bytes as text, with U+FFFD for what is only part of a character."""
+        return self._all_bytes[token].decode("utf-8", "replace")
+
+    def special_text(self, token: int | None) -> str | None:
+        """How a special token is spelled, None if it is none."""
+        added = self._added.get(token) if token is not None else None
+        return added.text if added is not None else None
+
+    def _encode_text(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        try:
+            ids = _encode(backend, text)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise InvalidRequest("text must not hold half a surrogate pair") from error
+        if not self._never_text.isdisjoint(ids):
+            ids = self._encode_apart(backend, text)
+        return ids
+
+    def _encode_apart(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        """Encode a text whose merges spell out a special token: cut in two wherever it is spelled."""
+        ids: list[int] = []
+        end = 0
+        for span in self.scanner.find(text):
+            ids += _encode(backend if not end else self._later, text[end : span.start + 1])
+            end = span.start + 1
+        ids += _encode(backend if not end else self._later, text[end:])
+        if not self._never_text.isdisjoint(ids):
+            raise InvalidRequest("the text cannot be told from the model's special tokens")
+        return ids
+
+    def _make_bytes(self, token: int) -> bytes:
+        added = self._added.get(token)
+        if added is not None:
+            return added.text.encode()
+        piece = self._first.id_to_token(token)
+        return b"" if piece is None else self._decoding.bytes_of(piece)
+
+    def _make_text_bytes(self, token: int) -> bytes:
+        return b"" if token in self.special_token_ids else self._all_bytes[token]
+
+
+def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    """Token ids of plain text. A long text goes through the batch call, which lets other Python threads run."""
+    if len(text) < LONG_TEXT_CHARS:
+        return backend.encode(text, add_special_tokens=False).ids
+    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
