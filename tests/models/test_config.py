@@ -124,6 +124,7 @@ def test_sliding_window_is_for_mistral(tmp_path: Path) -> None:
     assert config_of(tmp_path / "a", **mistral).sliding_window == 64
     assert config_of(tmp_path / "b", **{**mistral, "sliding_window": None}).sliding_window is None
     assert config_of(tmp_path / "c", sliding_window=64).sliding_window is None
+    assert config_of(tmp_path / "d", **{**mistral, "sliding_window": ...}).sliding_window == 4096
 
 
 @pytest.mark.parametrize(

@@ -259,6 +259,16 @@ def test_int4_rounding_beats_the_plain_formula(encoding: str, group: int) -> Non
     assert error < 0.85 * np.square(plain - shaped).mean()
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("encoding", "place"), [("Q4_0", 0), ("Q4_1", 0), ("Q4_1", 2)])
+def test_int4_of_scales_that_are_not_finite(bad: float, encoding: str, place: int) -> None:
+    tensor = random_tensor(encoding)
+    data = tensor.raw.copy()
+    data[place : place + 2] = np.array([bad], np.float16).view(np.uint8)
+    with pytest.raises(InvalidModel, match="tensor w holds"):
+        to_int4(Tensor("w", tensor.shape, tensor.encoding, data))
+
+
 def test_int4_of_a_row_that_cannot_be_packed() -> None:
     with pytest.raises(InvalidModel, match="two to a byte"):
         to_int4(stored(np.ones((2, 7), np.float32), "F32"))

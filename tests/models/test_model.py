@@ -143,6 +143,8 @@ def test_the_installed_package_opens() -> None:
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type yarn"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope type longrope"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "64"}, "hidden_size must be an integer"),

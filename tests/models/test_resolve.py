@@ -8,7 +8,6 @@ import pytest
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models import DEFAULT_MODEL, open_model, resolve
-from chairlift.models import resolve as resolve_function
 from models.writers import tiny_llama
 
 
@@ -47,7 +46,9 @@ def test_paths(tmp_path: Path) -> None:
     assert open_model(resolve(str(link))).config.num_layers == 2
 
 
-@pytest.mark.parametrize("name", ["", "no-such-model", "/no/such/path", "a\0b", "org/model", "line\nbreak", "x" * 5000])
+@pytest.mark.parametrize(
+    "name", ["", "no-such-model", "/no/such/path", "a\0b", "org/model", "line\nbreak", "x" * 5000, "~nobody-here/m"]
+)
 def test_unknown_names(name: str) -> None:
     with pytest.raises(InvalidModel) as error:
         resolve(name)
@@ -59,7 +60,7 @@ def test_a_path_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(b"x")
     with pytest.raises(InvalidModel, match=r"nor a \.gguf file"):
-        resolve_function(str(path))
+        resolve(str(path))
 
 
 def test_a_folder_of_pickles_is_refused_unread(tmp_path: Path) -> None:

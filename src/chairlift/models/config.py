@@ -170,6 +170,8 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
     activation = fields.get("hidden_act")
     if activation not in (None, "silu"):
         raise fields.error(f"hidden_act {shown(activation)} is not supported, only silu")
+    if fields.flag("rope_interleaved", False):
+        raise fields.error("rope_interleaved is not supported")
     hidden_size = fields.integer("hidden_size", 1, MAX_SIZE)
     num_heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
     head_size = fields.integer("head_dim", 2, 4096, max(hidden_size // num_heads, 1))
@@ -177,8 +179,9 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
     rope = _rope_from_json(fields, head_size, max_model_len)
     if rope.scaling == "linear":
         max_model_len = min(int(max_model_len * rope.factor), MAX_CONTEXT)
-    is_mistral = fields.get("model_type") == "mistral"
-    window = fields.get("sliding_window") if is_mistral else None
+    window = None
+    if fields.get("model_type") == "mistral" and values.get("sliding_window", 4096) is not None:
+        window = fields.integer("sliding_window", 1, MAX_CONTEXT, 4096)
     bos = fields.token_ids("bos_token_id", 1)
     return ModelConfig(
         architecture=architecture,
@@ -193,7 +196,7 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
         rms_norm_eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
         rope=rope,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
-        sliding_window=None if window is None else fields.integer("sliding_window", 1, MAX_CONTEXT),
+        sliding_window=window,
         attention_bias=fields.flag("attention_bias", False),
         mlp_bias=fields.flag("mlp_bias", False),
         bos_token_id=bos[0] if bos else None,

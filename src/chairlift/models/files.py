@@ -27,6 +27,15 @@ def shown(text: object) -> str:
     return line if len(line) <= 120 else line[:117] + "..."
 
 
+def exists(path: Path) -> bool:
+    """Something lies at this path, and we may look at it."""
+    try:
+        path.stat()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def open_regular(path: Path) -> tuple[int, int]:
     """Open a regular file for reading: (descriptor, size in bytes). The caller closes it.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from chairlift.models.config import ModelConfig, generation_defaults
 from chairlift.models.families import family_of_gguf, family_of_json
-from chairlift.models.files import read_json, shown
+from chairlift.models.files import exists, read_json, shown
 from chairlift.models.gguf import GGUF, open_gguf
 from chairlift.models.resolve import ModelFiles
 from chairlift.models.safetensors import open_safetensors_folder
@@ -50,7 +50,7 @@ def _open_folder(files: ModelFiles) -> Model:
     family = family_of_json(values, shown(path))
     config = family.read_json(values, family.name, shown(path))
     generation_path = files.path / "generation_config.json"
-    if generation_path.exists():
+    if exists(generation_path):
         generation = read_json(generation_path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
         config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)

@@ -88,7 +88,7 @@ def to_bfloat16(tensor: Tensor) -> NDArray[np.uint16]:
 
     def block(first: int, last: int) -> None:
         if tensor.encoding is Encoding.BF16:
-            out[first:last] = _ordered(tensor, _stored_rows(tensor, first, last).view(np.uint16), first, last)
+            out[first:last] = _in_order(tensor, _stored_rows(tensor, first, last).view("<u2"))
         else:
             out[first:last] = _round_bfloat16(_decode(tensor, first, last))
 
@@ -216,8 +216,9 @@ def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]
         out[:] = out[:, tensor.order]
 
 
-def _ordered(tensor: Tensor, rows: NDArray[np.uint16], first: int, last: int) -> NDArray[np.uint16]:
-    return rows[:, tensor.order] if tensor.rows == 1 and tensor.order is not None else rows
+def _in_order(tensor: Tensor, vector: NDArray[np.uint16]) -> NDArray[np.uint16]:
+    """A vector's numbers in the weight's order; a matrix, whose rows are in order already, as it is."""
+    return vector[:, tensor.order] if tensor.rows == 1 and tensor.order is not None else vector
 
 
 def _halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -341,10 +342,12 @@ def _repack_int4(tensor: Tensor) -> Int4Groups:
         packed[:, :8] = (pairs & 0x0F) | (pairs >> 4 & 0xF0)
         packed[:, 8:] = (pairs >> 4 & 0x0F) | (pairs >> 8 & 0xF0)
         steps = _float16_at(blocks, 0)
+        _check_scalable(steps, 65504.0, tensor)
         if zeros is None or offsets is None:
             packed ^= 0x88
         else:
             lows = _float16_at(blocks, 2)
+            _check_scalable(lows, 65504.0, tensor)
             flat = (steps == 0) | (np.abs(lows) > np.abs(steps) * 60000)
             # (q - zero) * 0 cannot say `offset`, so a flat group is 0 - (-1) times it.
             packed[flat[:, 0]] = 0
@@ -352,8 +355,6 @@ def _repack_int4(tensor: Tensor) -> Int4Groups:
             zeros[first:last] = fractions.reshape(-1, num_groups, 1)
             offsets[first:last] = lows.reshape(-1, num_groups, 1)
             steps = np.where(flat, lows, steps)
-        if not np.isfinite(steps).all():
-            raise InvalidModel(f"tensor {tensor.name} holds scales that are not finite")
         scales[first:last] = steps.reshape(-1, num_groups, 1)
 
     _by_rows(tensor, block)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.files import shown
+from chairlift.models.files import exists, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ def resolve(name: str) -> ModelFiles:
     for package in PACKAGES:
         if name.lower() == package.name:
             return _from_package(package)
-    path = Path(name).expanduser() if name and "\0" not in name else None
-    if path is None or not os.path.lexists(path):
+    path = Path(os.path.expanduser(name)) if name and "\0" not in name else None  # noqa: PTH111 (never raises)
+    if path is None or not exists(path):
         known = ", ".join(package.name for package in PACKAGES)
         raise InvalidModel(
             f"model {shown(name)!r} not found: no such file or folder, and no model package (known: {known})"

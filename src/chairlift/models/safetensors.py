@@ -14,7 +14,7 @@ from typing import Annotated
 import msgspec
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.files import map_file, read_json, shown
+from chairlift.models.files import exists, map_file, read_json, shown
 from chairlift.models.tensor import Encoding, Tensor
 
 MAX_HEADER_BYTES = 8 << 20
@@ -108,11 +108,11 @@ def open_safetensors_folder(folder: Path) -> dict[str, Tensor]:
     """
     index_path = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
-    if single.exists():
+    if exists(single):
         return open_safetensors(single)
-    if not index_path.exists():
-        unsafe = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
-        hint = f" ({shown(unsafe[0])} is a pickle, which may run code, and is never read)" if unsafe else ""
+    if not exists(index_path):
+        pickle = exists(folder / "pytorch_model.bin") or exists(folder / "pytorch_model.bin.index.json")
+        hint = " (pytorch_model.bin is a pickle, which may run code, and is never read)" if pickle else ""
         raise InvalidModel(f"{shown(folder)}: holds no model.safetensors{hint}")
     weight_map = read_json(index_path, MAX_INDEX_BYTES, max_values=8 * MAX_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or len(weight_map) > 4 * MAX_TENSORS:
