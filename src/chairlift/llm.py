@@ -1,0 +1,373 @@
+"""The offline API: a model in this process, for one caller or many threads (`LLM`), or for coroutines (`AsyncLLM`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import fields
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Self
+
+from tqdm import tqdm
+
+from chairlift.core.checks import check_request
+from chairlift.core.errors import InvalidOption, InvalidRequest
+from chairlift.core.types import Request, SamplingParams
+from chairlift.models import DEFAULT_MODEL
+from chairlift.worker.answers import Answer, Assembly, CompletionOutput, RequestOutput
+from chairlift.worker.build import Built, build
+from chairlift.worker.local import LocalEngine
+from chairlift.worker.options import EngineOptions
+
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+Prompt = str | Sequence[int]
+"""Text, or token ids."""
+
+Message = Mapping[str, Any]
+"""A turn of a conversation: `role` and `content`."""
+
+
+class _Session:
+    """What `LLM` and `AsyncLLM` share: a loaded model, its engine on a thread, and how prompts become requests."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.engine = LocalEngine(built.engine)
+
+    def request(self, prompt: Prompt, params: SamplingParams, n: int) -> Request:
+        """A request that the engine will accept.
+
+        Raises:
+            InvalidRequest: it will not, ever.
+        """
+        tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        request = Request(
+            id=self.engine.new_id(),
+            prompt=tokens,
+            params=params,
+            arrival=time.monotonic(),
+            n=n,
+            eos_token_ids=self.built.text.eos_token_ids,
+        )
+        limits = self.built.limits
+        check_request(
+            request,
+            max_model_len=limits.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            vocab_size=self.built.model.config.vocab_size,
+        )
+        return request
+
+    def assembly(self, answer: Answer, prompt: Prompt) -> Assembly:
+        return Assembly(answer, prompt if isinstance(prompt, str) else None, self.built.text_stream)
+
+    def default_params(self, max_tokens: int | None) -> SamplingParams:
+        """What the model's makers recommend, where they do."""
+        defaults: dict[str, Any] = {"max_tokens": max_tokens, **self.built.text.sampling_defaults}
+        return SamplingParams(**defaults)
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.built.text.encode_chat(messages)
+
+
+class LLM:
+    """A language model, loaded into this process.
+
+    Any number of threads may call `generate` and `chat` at once: what they ask is computed together. Close it, or use
+    it in a `with` statement, to free the model; the end of the program does that too.
+
+    `options` are those of `EngineOptions`: dtype, kv_cache_dtype, kv_cache_memory_bytes, max_model_len, max_num_seqs,
+    max_num_batched_tokens, enable_prefix_caching, num_threads, seed.
+
+    Raises:
+        InvalidModel: there is no such model, or it cannot be loaded.
+        InvalidOption: an option that does not exist or makes no sense.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self._open(_engine_options(model, options))
+
+    @classmethod
+    def from_options(cls, options: EngineOptions) -> Self:
+        """The same, from options already made."""
+        llm = cls.__new__(cls)
+        llm._open(options)
+        return llm
+
+    def _open(self, options: EngineOptions) -> None:
+        self._session = _Session(build(options))
+        # At the interpreter's end a thread inside the device's library must not be cut off: stop it before.
+        self._closed = weakref.finalize(self, self._session.engine.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop the engine. Calls in progress end with `EngineDead`; closing again does nothing."""
+        self._closed()
+
+    @property
+    def model_name(self) -> str:
+        return self._session.built.model.name
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence in tokens, prompt and output together."""
+        return self._session.built.limits.max_model_len
+
+    def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
+        """Sampling as the model's makers recommend, where they do."""
+        return self._session.default_params(max_tokens)
+
+    def generate(
+        self,
+        prompts: str | Sequence[int] | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continue each prompt; answers come in the order of the prompts.
+
+        A prompt is text or token ids. Parameters are one for all prompts, or one for each. Without any, at most 16
+        tokens are generated. A request that fails while it is computed has `finish_reason` "error"; the others are
+        not affected.
+
+        Raises:
+            InvalidRequest: a request that can never be served; nothing has run then.
+            EngineDead: the engine was closed or broke.
+        """
+        session = self._session
+        each = _prompts(prompts)
+        requests = [
+            session.request(prompt, params, n)
+            for prompt, params in zip(
+                each, _params(sampling_params, len(each), session.default_params(16)), strict=True
+            )
+        ]
+        return self._run(each, requests, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        n: int = 1,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer each conversation; one conversation is a list of messages with `role` and `content`.
+
+        Without parameters an answer may fill the rest of the context. Otherwise as `generate`.
+        """
+        prompts = [self._session.chat_prompt(conversation) for conversation in _conversations(messages)]
+        params = _params(sampling_params, len(prompts), self._session.default_params(None))
+        requests = [self._session.request(prompt, each, n) for prompt, each in zip(prompts, params, strict=True)]
+        return self._run(prompts, requests, use_tqdm)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
+    ) -> Iterator[RequestOutput]:
+        """Continue one prompt, piece by piece; each output holds what is new. Closing the iterator aborts."""
+        session = self._session
+        request = session.request(prompt, sampling_params or session.default_params(16), n)
+        return self._stream(request, prompt)
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
+    ) -> Iterator[RequestOutput]:
+        """Answer one conversation, piece by piece, as `stream` does."""
+        return self.stream(
+            self._session.chat_prompt(messages), sampling_params or self._session.default_params(None), n=n
+        )
+
+    def _run(self, prompts: Sequence[Prompt], requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+        engine, reader = self._session.engine, _QueueReader()
+        outputs: dict[int, RequestOutput] = {}
+        answers: list[Answer] = []
+        by_id = dict(zip((request.id for request in requests), prompts, strict=True))
+        try:
+            answers.extend(engine.start(request, reader) for request in requests)
+            with tqdm(total=len(requests), unit="req", disable=not use_tqdm, dynamic_ncols=True) as bar:
+                num_tokens, start = 0, time.monotonic()
+                while len(outputs) < len(requests):
+                    for answer in reader.take():
+                        output = self._session.assembly(answer, by_id[answer.request.id]).take()
+                        outputs[answer.request.id] = output
+                        num_tokens += sum(len(each.token_ids) for each in output.outputs)
+                        rate = num_tokens / max(time.monotonic() - start, 1e-9)
+                        bar.set_postfix_str(f"{rate:.0f} output tok/s", refresh=False)
+                        bar.update()
+        finally:
+            for answer in answers:
+                engine.abort(answer)
+        return [outputs[request.id] for request in requests]
+
+    def _stream(self, request: Request, prompt: Prompt) -> Iterator[RequestOutput]:
+        engine, reader = self._session.engine, _QueueReader()
+        answer = engine.start(request, reader, each_step=True)
+        assembly = self._session.assembly(answer, prompt)
+        try:
+            finished = False
+            while not finished:
+                reader.take()
+                output = assembly.take()
+                finished = output.finished
+                if output.outputs:
+                    yield output
+        finally:
+            engine.abort(answer)
+
+
+class AsyncLLM:
+    """A language model for coroutines: every call is an async generator that streams.
+
+    Made like `LLM`. Each output holds what is new since the last one; leaving or closing the generator aborts the
+    request.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+        self._session = _Session(build(_engine_options(model, options)))
+        self._closed = weakref.finalize(self, self._session.engine.close)
+        self._reader: _EventReader | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """Stop the engine; generators in progress raise `EngineDead`."""
+        self._closed()
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
+    ) -> AsyncIterator[RequestOutput]:
+        """Continue one prompt, piece by piece.
+
+        Raises:
+            InvalidRequest: it can never be served.
+            EngineDead: the engine was closed or broke.
+        """
+        session = self._session
+        request = session.request(prompt, sampling_params or session.default_params(16), n)
+        reader = self._reader_here()
+        answer = session.engine.start(request, reader, each_step=True)
+        news = reader.watch(answer)
+        assembly = session.assembly(answer, prompt)
+        try:
+            finished = False
+            while not finished:
+                await news.wait()
+                news.clear()
+                output = assembly.take()
+                finished = output.finished
+                if output.outputs:
+                    yield output
+        finally:
+            reader.forget(answer)
+            session.engine.abort(answer)
+
+    def chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer one conversation, piece by piece; without parameters it may fill the rest of the context."""
+        params = sampling_params or self._session.default_params(None)
+        return self.generate(self._session.chat_prompt(messages), params, n=n)
+
+    def _reader_here(self) -> _EventReader:
+        """The reader of the running event loop: all its streams are woken by one call per step."""
+        loop = asyncio.get_running_loop()
+        if self._reader is None or self._reader.loop is not loop:
+            self._reader = _EventReader(loop)
+        return self._reader
+
+
+class _QueueReader:
+    """Waits on a thread."""
+
+    def __init__(self) -> None:
+        self._news: SimpleQueue[list[Answer]] = SimpleQueue()
+        self.wake = self._news.put
+
+    def take(self) -> list[Answer]:
+        return self._news.get()
+
+
+class _EventReader:
+    """Waits in an event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._events: dict[int, asyncio.Event] = {}
+
+    def watch(self, answer: Answer) -> asyncio.Event:
+        """An event that is set at each news of this answer, and now: some may have come already."""
+        event = self._events[answer.request.id] = asyncio.Event()
+        event.set()
+        return event
+
+    def forget(self, answer: Answer) -> None:
+        del self._events[answer.request.id]
+
+    def wake(self, answers: list[Answer]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is left to hear it
+            self.loop.call_soon_threadsafe(self._set, answers)
+
+    def _set(self, answers: list[Answer]) -> None:
+        for answer in answers:
+            event = self._events.get(answer.request.id)
+            if event is not None:
+                event.set()
+
+
+def _engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
+    known = {each.name for each in fields(EngineOptions)}
+    for name in options:
+        if name not in known:
+            raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
+    return EngineOptions(model=model, **options)
+
+
+def _prompts(prompts: str | Sequence[int] | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt, text or token ids, or a list of them: as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    tokens = [each for each in prompts if isinstance(each, int)]
+    several = [each for each in prompts if not isinstance(each, int)]
+    if tokens and several:
+        raise InvalidRequest("prompts must be texts or lists of token ids", "prompts")
+    return [tokens] if tokens else list(several)
+
+
+def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
+    """One conversation or a list of them: as a list."""
+    one = [each for each in messages if isinstance(each, Mapping)]
+    several = [each for each in messages if not isinstance(each, Mapping)]
+    if one and several:
+        raise InvalidRequest("messages must be one conversation or a list of them", "messages")
+    return [one] if one else list(several)
+
+
+def _params(
+    params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
+) -> Sequence[SamplingParams]:
+    if params is None:
+        return [default] * count
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequest(f"{count} prompts need one or {count} sampling parameters, not {len(params)}")
+    return params

@@ -1,0 +1,135 @@
+"""The composition root: the one place where core, models, executors, sampling and text are put together."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from chairlift.core.engine import Engine, Executor, Pending
+from chairlift.core.errors import InvalidOption
+from chairlift.core.scheduler import Scheduler
+from chairlift.core.types import CacheShape, Limits, Request, StepPlan, StepResult
+from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.models import Model, open_model, resolve
+from chairlift.sampling import Sampler
+from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
+from chairlift.worker.options import EngineOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An engine that is ready to compute, and what its owner must know of it."""
+
+    engine: Engine
+    model: Model
+    text: Text
+    limits: Limits
+    cache_shape: CacheShape
+
+    def text_stream(self, request: Request) -> TextStream:
+        """The text of one answer to `request`, from its first token on."""
+        params = request.params
+        return TextStream(
+            self.text.tokenizer,
+            params.stop,
+            include_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+
+
+def build(options: EngineOptions) -> Built:
+    """Load a model and put an engine around it. The tokenizer is read while the device compiles.
+
+    Raises:
+        InvalidModel: there is no such model, or its files cannot be used.
+        InvalidOption: options that do not go with this model or machine.
+    """
+    model = open_model(resolve(options.model))
+    max_model_len = _max_model_len(options, model)
+    executor_options = ExecutorOptions(
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=max_model_len,
+        dtype=options.dtype,
+        kv_cache_dtype=options.kv_cache_dtype,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        num_threads=options.num_threads,
+    )
+    with ThreadPoolExecutor(1, "text") as pool:
+        reading = pool.submit(load_text, model)
+        executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed))
+        text = reading.result()
+
+    limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, max_model_len)
+    scheduler = Scheduler(
+        limits,
+        executor.cache_shape,
+        vocab_size=model.config.vocab_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+    if scheduler.max_model_len < max_model_len and options.max_model_len is not None:
+        raise InvalidOption(
+            f"max_model_len is {max_model_len}, but the cache holds {scheduler.max_model_len} tokens: "
+            "give it more memory (kv_cache_memory_bytes)"
+        )
+    limits.max_model_len = scheduler.max_model_len
+    engine = Engine(scheduler, _Reporting(executor), _StopMatchers(text.tokenizer))
+    return Built(engine, model, text, limits, executor.cache_shape)
+
+
+def _max_model_len(options: EngineOptions, model: Model) -> int:
+    most = model.config.max_model_len
+    if options.max_model_len is None:
+        return most
+    if options.max_model_len > most:
+        raise InvalidOption(f"max_model_len is {options.max_model_len}, but {model.name} was made for {most} tokens")
+    return options.max_model_len
+
+
+def _sampler_factory(seed: int | None) -> Callable[[int, int], Sampler]:
+    """A sampler whose randomness for requests without a seed is fresh, or repeats with the same engine seed."""
+    return partial(Sampler, entropy=None if seed is None else seed.to_bytes(32, "little"))
+
+
+class _StopMatchers:
+    """Makes the watchers of stop strings; the choices of a request share their automaton."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._last: tuple[Request | None, StopAutomaton] = (None, StopAutomaton(()))
+
+    def __call__(self, request: Request) -> StopMatcher | None:
+        if not request.params.stop:
+            return None
+        if self._last[0] is not request:
+            self._last = (request, StopAutomaton(request.params.stop))
+        return StopMatcher(self._tokenizer, self._last[1])
+
+
+class _Reporting:
+    """An executor whose failures leave their traceback on standard error: callers are only told that there was one."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def submit(self, plan: StepPlan) -> Pending:
+        try:
+            return _ReportingPending(self._executor.submit(plan))
+        except Exception:
+            traceback.print_exc()
+            raise
+
+
+class _ReportingPending:
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def result(self) -> StepResult:
+        try:
+            return self._pending.result()
+        except Exception:
+            traceback.print_exc()
+            raise

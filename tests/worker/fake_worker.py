@@ -1,0 +1,45 @@
+"""A worker process on a fake device: `python fake_worker.py FD [fault]`, run by the tests of the process."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chairlift.core.errors import InvalidModel
+from chairlift.core.types import CacheShape, StepOutput, StepPlan
+from chairlift.worker.process import Loaded, prepare_process, serve
+from fakes import FakeExecutor
+from worker.running import fake_engine
+
+
+def load(fault: str) -> Loaded:
+    if fault == "no-model":
+        raise InvalidModel("there is no such model")
+    if fault == "bug":
+        raise RuntimeError("a fault of ours")
+    if fault == "slow-load":
+        time.sleep(600)
+    executor = FakeExecutor(CacheShape(256, 4), fail_step=hang if fault == "hang" else None)
+    engine = fake_engine(executor)
+    if fault == "broken":
+        engine.finish = broken  # type: ignore[method-assign]
+    return Loaded("fake", engine, engine.scheduler.limits, executor.cache)
+
+
+def hang(plan: StepPlan) -> None:
+    time.sleep(600)
+
+
+def broken(now: float) -> StepOutput:
+    raise KeyError("a fault of ours")
+
+
+if __name__ == "__main__":
+    prepare_process()
+    with socket.socket(fileno=int(sys.argv[1])) as sock:
+        status = serve(sock, lambda: load(sys.argv[2] if len(sys.argv) > 2 else ""))
+    sys.exit(status)
