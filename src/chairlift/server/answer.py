@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from chairlift.core.types import Finish, FinishReason, Request
+from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, StreamedChoice
 from chairlift.server.client import Choice, EngineClient
@@ -22,11 +22,15 @@ _log = logging.getLogger("chairlift.server")
 class _Part:
     """One prompt's choices: what the client talks to."""
 
-    __slots__ = ("_answer", "choices")
+    __slots__ = ("_answer", "_asked", "choices")
 
-    def __init__(self, answer: Answer, choices: Sequence[Choice]) -> None:
+    def __init__(self, answer: Answer, asked: Asked, choices: Sequence[Choice]) -> None:
         self._answer = answer
+        self._asked = asked
         self.choices = choices
+
+    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
+        self._asked.prompt_scores.extend(logprobs)
 
     def fail(self, error: ApiError) -> None:
         self._answer.fail(error)
@@ -68,7 +72,7 @@ class Answer:
             choices = [self._choice(one, self._num_open + choice, open_text()) for choice in range(request.n)]
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
-            parts.append((request, _Part(self, choices)))
+            parts.append((request, _Part(self, one, choices)))
         for request, part in parts:
             self._ids.append(request.id)
             self._client.submit(request, part)
@@ -80,7 +84,7 @@ class Answer:
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""
         choices = [choice.as_json() for choice in self._collected]
-        fields = self._asked[0].prompt_fields(self._collected[0].prompt_scores) if self._shape.chat else {}
+        fields = self._asked[0].prompt_fields() if self._shape.chat else {}
         return self._shape.body(choices, self.usage(), fields)
 
     def summary(self, arrival: float, now: float) -> str:

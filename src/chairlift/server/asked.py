@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from chairlift.core.types import TokenLogprob
@@ -23,6 +23,10 @@ class Asked:
     prompt: list[int]
     wants_logprobs: bool
     wants_prompt_logprobs: bool
+    includes_stop: bool
+    """The stop string or stop token that ends an answer is part of its text."""
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's second token and those after it, as they come."""
 
     @property
     def is_plain(self) -> bool:
@@ -43,19 +47,17 @@ class Asked:
             return chat_logprobs(self.tokenizer, scores)
         return completion_logprobs(self.tokenizer, tokens, scores, offset)
 
-    def echoed_logprobs(
-        self, tokens: Sequence[int], scores: Sequence[TokenLogprob], prompt_scores: Sequence[TokenLogprob]
-    ) -> dict[str, Any] | None:
+    def echoed_logprobs(self, tokens: Sequence[int] = (), scores: Sequence[TokenLogprob] = ()) -> dict[str, Any] | None:
         """Scores of the prompt's tokens and then of the output's, as one text."""
         if not self.wants_logprobs:
             return None
-        return completion_logprobs(self.tokenizer, [*self.prompt, *tokens], [None, *prompt_scores, *scores])
+        return completion_logprobs(self.tokenizer, [*self.prompt, *tokens], [None, *self.prompt_scores, *scores])
 
-    def prompt_fields(self, prompt_scores: Sequence[TokenLogprob]) -> dict[str, Any]:
+    def prompt_fields(self) -> dict[str, Any]:
         """What a response says about the prompt itself, where that was asked for."""
         fields: dict[str, Any] = {}
         if self.wants_prompt_logprobs:
-            fields["prompt_logprobs"] = prompt_logprobs(self.tokenizer, prompt_scores)
+            fields["prompt_logprobs"] = prompt_logprobs(self.tokenizer, self.prompt_scores)
         if self.show.return_token_ids:
             fields["prompt_token_ids"] = self.prompt
         return fields

@@ -1,6 +1,7 @@
 """One answer in the making: collected to the end, or streamed as plain text.
 
-`push` is called once per token of every request: what it costs is most of what the server costs.
+`push` is called once per token of every request: what it costs is most of what the server costs. The token that ends
+an answer (end of sequence, or a stop token) has no place in its text unless the request says so.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class CollectedChoice:
 
     __slots__ = (
         "_asked",
+        "_finish",
         "_index",
         "_on_end",
+        "_scores",
+        "_silent_end",
         "_text",
-        "finished",
+        "_tokens",
         "heard",
-        "prompt_scores",
         "push",
-        "scores",
-        "tokens",
     )
 
     def __init__(self, asked: Asked, index: int, text: TokenText, on_end: OnEnd) -> None:
@@ -38,49 +39,62 @@ class CollectedChoice:
         self._index = index
         self._text = text
         self._on_end = on_end
+        self._tokens: list[int] = []
+        self._scores: list[TokenLogprob] = []
+        self._silent_end = False
+        self._finish: Finish | None = None
         self.heard: float | None = None
-        self.tokens: list[int] = []
-        self.push = self.tokens.append
-        self.scores: list[TokenLogprob] = []
-        self.prompt_scores: list[TokenLogprob] = []
-        self.finished: Finish | None = None
+        self.push: Callable[[int], None] = self._tokens.append
 
     def score(self, logprob: TokenLogprob) -> None:
-        self.scores.append(logprob)
+        self._scores.append(logprob)
 
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
-        self.prompt_scores += logprobs
+    def hold(self) -> None:
+        self._silent_end = not self._asked.includes_stop
 
     def finish(self, finish: Finish) -> None:
-        self.finished = finish
+        self._finish = finish
         self._on_end(finish)
 
     def as_json(self) -> dict[str, Any]:
         """The choice in the response's body. Called once, after a good end."""
         asked = self._asked
-        tokens, scores, text = self.tokens, self.scores, ""
-        reason, stop_reason = FinishReason.LENGTH, None
+        tokens, scores, text = self._tokens, self._scores, ""
+        reason: FinishReason = FinishReason.LENGTH
+        stop_reason: int | str | None = None
         if asked.show.discard_output:
             tokens, scores = [], []
         else:
-            text = self._text.push(tokens) + self._text.finish()
-            if self.finished is not None:
-                reason, stop_reason = self.finished.reason, self.finished.stop_reason
+            text = self._text.push(tokens[:-1] if self._silent_end else tokens) + self._text.finish()
+            if self._finish is not None:
+                reason, stop_reason = self._finish.reason, self._finish.stop_reason
         if asked.show.echo:
             text = asked.echo() + text
-            logprobs = asked.echoed_logprobs(tokens, scores, self.prompt_scores)
+            logprobs = asked.echoed_logprobs(tokens, scores)
         else:
             logprobs = asked.logprobs(tokens, scores)
         more: dict[str, Any] = {"token_ids": tokens} if asked.show.return_token_ids else {}
         if not asked.shape.chat:
-            more |= asked.prompt_fields(self.prompt_scores)
+            more |= asked.prompt_fields()
         return asked.shape.choice(self._index, text, logprobs, reason, stop_reason, more)
 
 
 class StreamedChoice:
     """Writes an event for every token that gives text; a chat's opening goes out together with the first."""
 
-    __slots__ = ("_asked", "_head", "_index", "_on_end", "_opening", "_outlet", "_tail", "_text", "heard")
+    __slots__ = (
+        "_asked",
+        "_head",
+        "_index",
+        "_last_tokens",
+        "_on_end",
+        "_opening",
+        "_outlet",
+        "_tail",
+        "_text",
+        "heard",
+        "push",
+    )
 
     def __init__(self, asked: Asked, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd) -> None:
         self._asked = asked
@@ -90,9 +104,11 @@ class StreamedChoice:
         self._on_end = on_end
         self._opening = asked.shape.opening(index)
         self._head, self._tail = asked.shape.split(index)
+        self._last_tokens: list[int] = []
         self.heard: float | None = None
+        self.push: Callable[[int], None] = self._push
 
-    def push(self, token: int) -> None:
+    def _push(self, token: int) -> None:
         text = self._text.push((token,))
         if text:
             self._outlet.write(self._opening + self._head + encode_json(text) + self._tail)
@@ -101,12 +117,13 @@ class StreamedChoice:
     def score(self, logprob: TokenLogprob) -> None:
         """Nobody asked."""
 
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
-        """Nobody asked."""
+    def hold(self) -> None:
+        if not self._asked.includes_stop:
+            self.push = self._last_tokens.append
 
     def finish(self, finish: Finish) -> None:
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
-            rest = self._text.finish()
-            end = self._asked.shape.end(self._index, rest, None, finish.reason, finish.stop_reason)
+            rest = self._text.push(self._last_tokens[:-1]) + self._text.finish()
+            end = self._asked.shape.end(self._index, rest, finish.reason, finish.stop_reason)
             self._outlet.write(self._opening + end)
         self._on_end(finish)

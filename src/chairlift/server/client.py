@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
-from chairlift.core.types import Finish, Request, TokenLogprob
+from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, bad_request, internal, unavailable
 from chairlift.wire import (
@@ -39,10 +39,17 @@ class Choice(Protocol):
 
     heard: float | None
     """When its last token came, on the worker's clock; kept by the client."""
+    push: Callable[[int], None]
+    """Takes the next token. An attribute, so that a choice may change what it does with them."""
 
-    def push(self, token: int) -> None: ...
-    def score(self, logprob: TokenLogprob) -> None: ...
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None: ...
+    def score(self, logprob: TokenLogprob) -> None:
+        """Takes the score of a token that will be pushed."""
+        ...
+
+    def hold(self) -> None:
+        """The tokens pushed from now on are its last, and the very last ended it by being what it is."""
+        ...
+
     def finish(self, finish: Finish) -> None: ...
 
 
@@ -51,6 +58,8 @@ class Listener(Protocol):
 
     @property
     def choices(self) -> Sequence[Choice]: ...
+
+    def score_prompt(self, logprobs: list[TokenLogprob]) -> None: ...
 
     def fail(self, error: ApiError) -> None:
         """Nothing more will come for this request."""
@@ -132,8 +141,7 @@ class EngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ hearing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._die("The engine stopped.")
@@ -183,8 +191,12 @@ class EngineClient(asyncio.Protocol):
             if (one := live.get(request_id)) is not None:
                 one.choices[index].score(logprob)
         for request_id, index, logprobs in step.prompt_logprobs:
-            if (one := live.get(request_id)) is not None:
-                one.choices[index].score_prompt(logprobs)
+            if index == 0 and (one := live.get(request_id)) is not None:
+                one.listener.score_prompt(logprobs)
+        for finish in step.finishes:
+            ended_by_token = finish.reason is FinishReason.STOP and not isinstance(finish.stop_reason, str)
+            if ended_by_token and (one := live.get(finish.id)) is not None:
+                one.choices[finish.choice].hold()
 
         last_times: dict[float, int] = {}
         num_others = 0

@@ -113,7 +113,8 @@ class Generation:
         name = validate.model_name(content)
         if name is not None and name not in self._engine.served_names:
             raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
-        asked = validate.chat(content) if chat else validate.completion(content)
+        check = validate.chat if chat else validate.completion
+        asked = check(content, self._engine.text.sampling_defaults)
         return fit(asked, self._engine.text, self._engine.max_model_len)
 
     def _answer(self, exchange: Exchange, fitted: Fitted) -> tuple[Answer, list[Asked]]:
@@ -136,6 +137,7 @@ class Generation:
                 prompt=prompt,
                 wants_logprobs=asked.params.logprobs is not None,
                 wants_prompt_logprobs=asked.shows_prompt_logprobs,
+                includes_stop=asked.params.include_stop_str_in_output,
             )
             for prompt in fitted.prompts
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from chairlift.core.types import SamplingParams
@@ -40,6 +40,11 @@ class ServedText(TokenNames, PromptTokens, Protocol):
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def sampling_defaults(self) -> Mapping[str, float | int]:
+        """What the model's makers recommend, by the names of `SamplingParams`."""
+        ...
+
     def streams(self, params: SamplingParams, *, skip_special_tokens: bool) -> Callable[[], TokenText]:
         """Gives a fresh text for each answer of one request, from its first token on."""
         ...

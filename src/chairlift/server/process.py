@@ -6,6 +6,7 @@ import asyncio
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
+from typing import Self
 
 WorkerCommand = Callable[[int], Sequence[str]]
 """The command line of a worker that speaks frames on the given inherited descriptor."""
@@ -31,9 +32,22 @@ class WorkerProcess:
                 raise
         self.sock.setblocking(False)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Whatever happened, no worker is left behind."""
+        self.kill()
+        self._child.wait()
+        self.sock.close()
+
     @property
     def pid(self) -> int:
         return self._child.pid
+
+    def kill(self) -> None:
+        """End it at once, if it still runs."""
+        self._child.kill()
 
     def exit_status(self) -> int | None:
         """What it exited with (negative: by which signal), None while it runs. Reaps it."""
@@ -49,6 +63,7 @@ class WorkerProcess:
 
     async def end(self, timeout_s: float) -> int:
         """Wait for the exit; kill it if that takes longer than `timeout_s` seconds."""
-        if await self.wait(timeout_s) is None:
-            self._child.kill()
-        return await asyncio.to_thread(self._child.wait)
+        if (status := await self.wait(timeout_s)) is None:
+            self.kill()
+            return await asyncio.to_thread(self._child.wait)
+        return status

@@ -40,9 +40,11 @@ def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
 
 
 def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens) -> list[int]:
+    if not prompt:  # a lone token for the beginning of text would be a prompt, but nobody's wish
+        raise bad_request("prompt must not be empty", "prompt")
     if isinstance(prompt, str):
         ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
-    elif prompt and isinstance(prompt[0], dict):
+    elif isinstance(prompt[0], dict):
         messages = [message for message in prompt if isinstance(message, dict)]
         try:
             return tokens.encode_chat(messages, add_generation_prompt=asked.add_generation_prompt)

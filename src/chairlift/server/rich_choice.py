@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
@@ -25,35 +26,46 @@ class RichStreamedChoice:
         self._started = False
         self._num_tokens = 0
         self._offset = 0
-        self._tokens: list[int] = []
+        """Where the next token's text begins, in characters."""
         self._scores: list[TokenLogprob] = []
-        self._prompt_scores: list[TokenLogprob] = []
+        """Of tokens that were not pushed yet, in order."""
+        self._last_tokens: list[int] = []
         self.heard: float | None = None
+        self.push: Callable[[int], None] = self._push
 
-    def push(self, token: int) -> None:
+    def _push(self, token: int, silent: bool = False) -> None:
         self._start()
         if self._asked.show.discard_output:
             return
         self._num_tokens += 1
-        self._tokens.append(token)
-        text = self._text.push((token,))
-        logprobs, more = self._take()
+        text = "" if silent else self._text.push((token,))
+        scores, self._scores = self._scores[:1], self._scores[1:]
+        logprobs = self._asked.logprobs((token,), scores, self._offset)
+        if logprobs is not None:
+            self._offset += len(token_text(self._asked.tokenizer, token))
+        more = {"token_ids": [token]} if self._asked.show.return_token_ids else {}
         self._outlet.write(self._asked.shape.text(self._index, text, logprobs, more, self._usage()))
 
     def score(self, logprob: TokenLogprob) -> None:
-        if not self._asked.show.discard_output:
-            self._scores.append(logprob)
+        self._scores.append(logprob)
 
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
-        self._prompt_scores += logprobs
+    def hold(self) -> None:
+        if not self._asked.includes_stop:
+            self.push = self._last_tokens.append
 
     def finish(self, finish: Finish) -> None:
+        for token in self._last_tokens[:-1]:
+            self._push(token)
+        for token in self._last_tokens[-1:]:
+            self._push(token, silent=True)
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._start()
-            rest, reason, stop_reason = "", FinishReason.LENGTH, None
-            if not self._asked.show.discard_output:
-                rest, reason, stop_reason = self._text.finish(), finish.reason, finish.stop_reason
-            self._outlet.write(self._asked.shape.end(self._index, rest, None, reason, stop_reason, self._usage()))
+            if self._asked.show.discard_output:
+                end = self._asked.shape.end(self._index, "", FinishReason.LENGTH, None, self._usage())
+            else:
+                rest = self._text.finish()
+                end = self._asked.shape.end(self._index, rest, finish.reason, finish.stop_reason, self._usage())
+            self._outlet.write(end)
         self._on_end(finish)
 
     def _start(self) -> None:
@@ -62,27 +74,14 @@ class RichStreamedChoice:
             return
         self._started = True
         asked, shape = self._asked, self._asked.shape
-        fields = asked.prompt_fields(self._prompt_scores)
+        fields = asked.prompt_fields()
         if shape.chat:
             self._outlet.write(shape.opening(self._index, fields))
-            return
-        if not (asked.show.echo or fields):
-            return
-        text = asked.echo()
-        logprobs = asked.echoed_logprobs((), (), self._prompt_scores) if asked.show.echo else None
-        if logprobs is not None:
-            self._offset = sum(len(name) for name in logprobs["tokens"])
-        self._outlet.write(shape.text(self._index, text, logprobs, fields, self._usage()))
-
-    def _take(self) -> tuple[dict[str, Any] | None, dict[str, Any]]:
-        """Scores and further fields of the tokens since the last event."""
-        asked = self._asked
-        tokens, self._tokens = self._tokens, []
-        scores, self._scores = self._scores, []
-        logprobs = asked.logprobs(tokens, scores, self._offset)
-        if logprobs is not None and not asked.shape.chat:
-            self._offset += sum(len(token_text(asked.tokenizer, token)) for token in tokens)
-        return logprobs, {"token_ids": tokens} if asked.show.return_token_ids else {}
+        elif asked.show.echo or fields:
+            logprobs: dict[str, Any] | None = asked.echoed_logprobs() if asked.show.echo else None
+            if logprobs is not None:
+                self._offset = sum(len(name) for name in logprobs["tokens"])
+            self._outlet.write(shape.text(self._index, asked.echo(), logprobs, fields, self._usage()))
 
     def _usage(self) -> Usage | None:
         if not self._asked.show.continuous_usage:

@@ -76,13 +76,12 @@ class Shape:
         self,
         index: int,
         text: str,
-        logprobs: dict[str, Any] | None,
         reason: FinishReason,
         stop_reason: int | str | None,
         usage: Usage | None = None,
     ) -> bytes:
         """The last event of a choice, with the text that was held back."""
-        chunk = self._chunk(index, self._delta(text) if text or not self.chat else {}, logprobs)
+        chunk = self._chunk(index, self._delta(text) if text or not self.chat else {}, None)
         chunk |= {"finish_reason": _FINISH_REASONS[reason], "stop_reason": stop_reason}
         return self._event([chunk], usage)
 

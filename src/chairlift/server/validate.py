@@ -5,6 +5,7 @@ Everything that one request may ask for in numbers is bounded here, before anyth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,6 +29,9 @@ DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
 ROLES = ("system", "developer", "user", "assistant")
+
+Defaults = Mapping[str, float | int]
+"""What the model's makers recommend where a request says nothing, by the names of `SamplingParams`."""
 
 Prompt = str | list[int] | list[dict[str, str]]
 """Text, token ids, or the messages of a chat."""
@@ -77,7 +81,7 @@ def model_name(content: dict[str, Any]) -> str | None:
     return model or None
 
 
-def completion(content: dict[str, Any]) -> Validated:
+def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
     """A body of /v1/completions.
 
     Raises:
@@ -93,6 +97,7 @@ def completion(content: dict[str, Any]) -> Validated:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
     params = _params(
         body,
+        defaults,
         max_tokens=1 if scores_only else body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
@@ -101,7 +106,7 @@ def completion(content: dict[str, Any]) -> Validated:
     return _validated(body, _completion_prompts(body), params, show, clip=body.max_tokens is None)
 
 
-def chat(content: dict[str, Any]) -> Validated:
+def chat(content: dict[str, Any], defaults: Defaults) -> Validated:
     """A body of /v1/chat/completions.
 
     Raises:
@@ -114,20 +119,29 @@ def chat(content: dict[str, Any]) -> Validated:
     if body.top_logprobs is not None and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     params = _params(
         body,
-        max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+        defaults,
+        max_tokens=int(defaults["max_tokens"]) if max_tokens is None and "max_tokens" in defaults else max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
     messages = [_message(message, index) for index, message in enumerate(body.messages)]
     show = _presentation(body, chat=True)
-    return _validated(body, [messages], params, show, add_generation_prompt=body.add_generation_prompt is not False)
+    return _validated(
+        body,
+        [messages],
+        params,
+        show,
+        clip=max_tokens is None,
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
 
 
 def _refuse_unsupported(content: dict[str, Any]) -> None:
-    for name in HARMLESS.keys() & content.keys():
-        if content[name] not in HARMLESS[name]:
+    for name, value in content.items():
+        if name in HARMLESS and value not in HARMLESS[name]:
             raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
     n, best_of = content.get("n"), content.get("best_of")
     if best_of is not None and best_of != (1 if n is None else n):
@@ -135,7 +149,12 @@ def _refuse_unsupported(content: dict[str, Any]) -> None:
 
 
 def _params(
-    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
+    body: SamplingFields,
+    defaults: Defaults,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
 ) -> SamplingParams:
     _check_list("stop_token_ids", body.stop_token_ids)
     _check_list("logit_bias", body.logit_bias)
@@ -145,12 +164,12 @@ def _params(
         return SamplingParams(
             max_tokens=max_tokens,
             min_tokens=_or(body.min_tokens, 0),
-            temperature=_or(body.temperature, 1.0),
-            top_k=_or(body.top_k, 0),
-            top_p=_or(body.top_p, 1.0),
-            min_p=_or(body.min_p, 0.0),
+            temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
+            top_k=_or(body.top_k, int(defaults.get("top_k", 0))),
+            top_p=_or(body.top_p, defaults.get("top_p", 1.0)),
+            min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
             seed=body.seed,
-            repetition_penalty=_or(body.repetition_penalty, 1.0),
+            repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
             presence_penalty=_or(body.presence_penalty, 0.0),
             frequency_penalty=_or(body.frequency_penalty, 0.0),
             logit_bias=tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items()),

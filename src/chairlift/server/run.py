@@ -1,0 +1,204 @@
+"""From options to a process that serves: start, serve, drain, end.
+
+    bind ── start worker ──┬── HTTP up: 503 "loading" ──┬── ready: greet, serve ──┬── SIGTERM: drain ── exit 0
+                           └── load the tokenizer ──────┘                         └── worker lost ───── exit 1
+
+The worker loads the model while this process loads the tokenizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import uvloop
+
+from chairlift.core.errors import EngineDead, InvalidModel
+from chairlift.metrics.serving import ServingMetrics
+from chairlift.server.access import Access
+from chairlift.server.app import App
+from chairlift.server.client import EngineClient
+from chairlift.server.errors import unavailable
+from chairlift.server.generate import Engine, Generation
+from chairlift.server.greeting import base_url, greeting
+from chairlift.server.http_server import HttpServer, bind
+from chairlift.server.options import ServerOptions
+from chairlift.server.ports import ServedText
+from chairlift.server.process import WorkerCommand, WorkerProcess
+from chairlift.server.served_text import load_served_text
+from chairlift.wire import Ready
+
+_log = logging.getLogger("chairlift.server")
+
+EXIT_OK = 0
+EXIT_LOST = 1
+"""The engine died, or not everything could be finished in time."""
+
+WORKER_EXIT_TIMEOUT_S = 5.0
+FLUSH_TIMEOUT_S = 1.0
+_POLL_S = 0.02
+_NUM_THREADS = 2
+_CANNOT_START = 2
+"""Exit status of a worker whose model or options are at fault."""
+
+
+def serve(
+    options: ServerOptions,
+    model: str,
+    worker_command: WorkerCommand,
+    load_text: Callable[[str], ServedText] = load_served_text,
+) -> int:
+    """Serve `model` until told to stop; returns the exit status. Prints to standard output once it is ready.
+
+    Raises:
+        InvalidOption: the address cannot be bound.
+        InvalidModel: the model cannot be loaded.
+        EngineDead: the worker ended before it was ready.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    sock = bind(options)
+    with contextlib.closing(sock), WorkerProcess(worker_command) as process:
+        service = _Service(options, process, lambda: load_text(model))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(service.run(HttpServer(service.app, sock, options), sock.getsockname()[1]))
+
+
+class _Service:
+    """One server process's life."""
+
+    def __init__(self, options: ServerOptions, process: WorkerProcess, load_text: Callable[[], ServedText]) -> None:
+        self._options = options
+        self._process = process
+        self._load_text = load_text
+        self._signals = 0
+        self._told = asyncio.Event()
+        """Something happened: a signal, or the worker is lost."""
+        self.app = App(
+            Access(options.api_keys, options.host, options.allowed_hosts),
+            time.monotonic,
+            stall_timeout_s=options.stall_timeout_s,
+            log_requests=options.log_requests,
+        )
+
+    async def run(self, http: HttpServer, port: int) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal)
+        _, client = await loop.create_unix_connection(lambda: EngineClient(self._metrics), sock=self._process.sock)
+        client.dead.add_done_callback(lambda _: self._told.set())
+        await http.start()
+        with ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
+            try:
+                ready = await self._load(client, pool)
+                if ready is None:
+                    return EXIT_OK
+                self._greet(ready, port)
+                await self._told.wait()
+                is_clean = await self._drain(client) if not client.dead.done() else await self._mourn(client)
+                client.drain()
+                await http.stop()
+                await self._process.end(WORKER_EXIT_TIMEOUT_S)
+                return EXIT_OK if is_clean else EXIT_LOST
+            finally:
+                self._process.kill()
+                client.close()
+                await http.stop()
+
+    async def _load(self, client: EngineClient, pool: ThreadPoolExecutor) -> Ready | None:
+        """Until everything is there; None if a signal came first."""
+        loop = asyncio.get_running_loop()
+        text = await loop.run_in_executor(pool, self._load_text)
+        told = asyncio.ensure_future(self._told.wait())
+        await asyncio.wait((client.ready, told), return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if client.dead.done():
+            await self._explain(client)
+        if self._signals or not client.ready.done():
+            return None
+        ready = client.ready.result()
+        options = self._options
+        engine = Engine(
+            client=client,
+            text=text,
+            max_model_len=ready.max_model_len,
+            served_names=options.served_model_names or (ready.model_name,),
+            created=int(time.time()),
+        )
+        generation = Generation(
+            engine,
+            pool,
+            time.monotonic,
+            time.time,
+            max_body_bytes=options.max_body_bytes,
+            max_pending_bytes=options.max_pending_bytes,
+        )
+        self.app.serving = engine, generation
+        return ready
+
+    async def _explain(self, client: EngineClient) -> None:
+        """The worker ended before it was ready: its own words if it had any.
+
+        Raises:
+            InvalidModel: the model or an option is at fault.
+            EngineDead: anything else.
+        """
+        status = await self._process.wait(WORKER_EXIT_TIMEOUT_S)
+        reason = client.dead.result()
+        if status == _CANNOT_START:
+            raise InvalidModel(reason)
+        raise EngineDead(f"{reason} (the worker's exit status: {status})")
+
+    def _metrics(self, ready: Ready) -> ServingMetrics:
+        names = self._options.served_model_names or (ready.model_name,)
+        return ServingMetrics(names[0], ready.max_model_len, ready.num_blocks, ready.block_size)
+
+    def _greet(self, ready: Ready, port: int) -> None:
+        names = self._options.served_model_names or (ready.model_name,)
+        print(
+            greeting(
+                base_url(self._options.host, port),
+                names[0],
+                max_model_len=ready.max_model_len,
+                load_s=ready.load_s,
+                resident_bytes=ready.resident_bytes,
+                needs_key=bool(self._options.api_keys),
+            ),
+            flush=True,
+        )
+
+    def _on_signal(self) -> None:
+        self._signals += 1
+        self._told.set()
+
+    async def _drain(self, client: EngineClient) -> bool:
+        """Let what is there finish; whether everything did."""
+        app, timeout_s = self.app, self._options.shutdown_timeout_s
+        app.draining = True
+        _log.info("stopping: %d requests in flight, at most %g s", app.num_generating, timeout_s)
+        await self._until_quiet(timeout_s, lambda: self._signals > 1 or client.dead.done())
+        if not app.num_generating:
+            return not client.dead.done()
+        _log.warning("stopping now: %d requests are not finished", app.num_generating)
+        if app.serving is not None:
+            app.serving[1].fail_all(unavailable("The server is shutting down.", "shutting_down"))
+        await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
+        return False
+
+    async def _mourn(self, client: EngineClient) -> bool:
+        """The worker is lost, and with it every answer: let the errors reach the clients."""
+        status = await self._process.wait(FLUSH_TIMEOUT_S)
+        _log.error("the engine is lost (exit status %s): %s", status, client.dead.result())
+        self.app.draining = True
+        await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
+        return False
+
+    async def _until_quiet(self, timeout_s: float, give_up: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while self.app.num_generating and time.monotonic() < deadline and not give_up():
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,130 @@
+"""What the series say, read back by Prometheus' own parser."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from chairlift.core.types import Finish, FinishReason
+from chairlift.metrics.serving import ServingMetrics
+
+LABELS = {"model_name": "m", "engine": "0"}
+
+
+def samples(metrics: ServingMetrics) -> dict[str, float]:
+    """Series with its further labels -> value; every series must carry the common labels."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert {name: labels.pop(name) for name in LABELS} == LABELS, sample
+            more = ",".join(f"{k}={v}" for k, v in sorted(labels.items()))
+            found[f"{sample.name}{{{more}}}"] = sample.value
+    return found
+
+
+def make() -> ServingMetrics:
+    return ServingMetrics("m", max_model_len=1000, num_blocks=200, block_size=16)
+
+
+def finish(reason: FinishReason, *, output: int = 5, scheduled: float | None = 11.0) -> Finish:
+    return Finish(
+        id=1,
+        choice=0,
+        reason=reason,
+        stop_reason=None,
+        error=None,
+        num_prompt_tokens=30,
+        num_output_tokens=output,
+        num_cached_tokens=16,
+        num_preemptions=1,
+        arrival=10.0,
+        first_scheduled=scheduled,
+        first_token=None if scheduled is None else scheduled + 0.5,
+        finished=20.0,
+    )
+
+
+def test_the_series_that_dashboards_know_are_there_from_the_start() -> None:
+    names = {name.partition("{")[0] for name in samples(make())}
+    counters = {
+        "prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "prompt_tokens", "generation_tokens",
+        "request_success",
+    }  # fmt: skip
+    gauges = {"num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"}
+    histograms = {
+        "time_to_first_token_seconds", "inter_token_latency_seconds", "request_time_per_output_token_seconds",
+        "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
+        "request_decode_time_seconds", "request_inference_time_seconds", "iteration_tokens_total",
+        "request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens",
+    }  # fmt: skip
+    expected = {f"vllm:{name}_total" for name in counters} | {f"vllm:{name}" for name in gauges}
+    for name in histograms:
+        expected |= {f"vllm:{name}_{part}" for part in ("bucket", "sum", "count")}
+    assert expected <= names
+
+
+def test_gauges_are_the_last_counts() -> None:
+    metrics = make()
+    metrics.on_counts(
+        num_running=3, num_waiting=2, num_used_blocks=50, num_preemptions=7, prefix_queries=100, prefix_hits=40
+    )
+    found = samples(metrics)
+    assert found["vllm:num_requests_running{}"] == 3
+    assert found["vllm:num_requests_waiting{}"] == 2
+    assert found["vllm:kv_cache_usage_perc{}"] == 0.25
+    assert found["vllm:num_preemptions_total{}"] == 7
+    assert found["vllm:prefix_cache_hits_total{}"] == 40
+    metrics.on_engine_dead()
+    assert samples(metrics)["vllm:kv_cache_usage_perc{}"] == 0
+
+
+def test_one_step_counts_every_token_once() -> None:
+    metrics = make()
+    metrics.on_tokens(5.0, {4.9: 3, 4.0: 1}, num_others=2)
+    found = samples(metrics)
+    assert found["vllm:generation_tokens_total{}"] == 6
+    assert found["vllm:inter_token_latency_seconds_count{}"] == 4
+    assert found["vllm:inter_token_latency_seconds_bucket{le=0.15}"] == 3
+
+
+def test_a_finished_choice_gives_each_latency_its_part() -> None:
+    metrics = make()
+    metrics.on_finish(finish(FinishReason.STOP))
+    found = samples(metrics)
+    assert found["vllm:e2e_request_latency_seconds_sum{}"] == 10.0
+    assert found["vllm:request_queue_time_seconds_sum{}"] == 1.0
+    assert found["vllm:request_prefill_time_seconds_sum{}"] == 0.5
+    assert found["vllm:request_decode_time_seconds_sum{}"] == 8.5
+    assert found["vllm:request_inference_time_seconds_sum{}"] == 9.0
+    assert found["vllm:request_time_per_output_token_seconds_sum{}"] == 8.5 / 4
+    assert found["vllm:request_success_total{finished_reason=stop}"] == 1
+
+
+def test_an_aborted_choice_is_counted_but_gives_no_latency() -> None:
+    metrics = make()
+    metrics.on_finish(finish(FinishReason.ABORT))
+    metrics.on_finish(finish(FinishReason.ERROR, scheduled=None))
+    found = samples(metrics)
+    assert found["vllm:request_success_total{finished_reason=abort}"] == 1
+    assert found["vllm:request_success_total{finished_reason=error}"] == 1
+    assert found["vllm:e2e_request_latency_seconds_count{}"] == 0
+
+
+def test_a_single_token_has_no_time_per_further_token() -> None:
+    metrics = make()
+    metrics.on_finish(finish(FinishReason.LENGTH, output=1))
+    assert samples(metrics)["vllm:request_time_per_output_token_seconds_count{}"] == 0
+
+
+def test_two_engines_in_one_process_do_not_share_anything() -> None:
+    one, other = make(), make()
+    one.on_prefilled(5)
+    assert samples(one)["vllm:prompt_tokens_total{}"] == 5
+    assert samples(other)["vllm:prompt_tokens_total{}"] == 0
+
+
+def test_scraping_twice_gives_the_same() -> None:
+    metrics = make()
+    metrics.on_response("/v1/models", 200)
+    assert metrics.render() == metrics.render()
+    assert samples(metrics)["chairlift:http_responses_total{route=/v1/models,status=200}"] == 1

@@ -1,0 +1,203 @@
+"""A whole server on a thread: real sockets, real HTTP, a fake worker at the other end of the frames."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import uvloop
+
+from chairlift.metrics.serving import ServingMetrics
+from chairlift.server.access import Access
+from chairlift.server.app import App
+from chairlift.server.client import EngineClient
+from chairlift.server.generate import Engine, Generation
+from chairlift.server.http_server import HttpServer, bind
+from chairlift.server.options import ServerOptions
+from chairlift.server.ports import ServedText
+from chairlift.wire import Ready
+from server.fake_text import FakeText
+from server.fake_worker import FakeOptions, FakeWorker
+
+TIMEOUT_S = 10.0
+
+
+class RunningServer:
+    """The parts of `chairlift serve`, put together in this process, and ways to look into them."""
+
+    def __init__(
+        self, worker: FakeWorker, client_sock: socket.socket, options: ServerOptions, text: ServedText
+    ) -> None:
+        self.worker = worker
+        self.options = options
+        self.loop = uvloop.new_event_loop()
+        self._client_sock = client_sock
+        self._text = text
+        self.client: EngineClient
+        self.app: App
+        self.generation: Generation
+        self.http: HttpServer
+        self.port = 0
+        self.baseline_tasks = 0
+        self._pool = ThreadPoolExecutor(2)
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        client_sock = self._client_sock
+        client_sock.setblocking(False)
+        _, self.client = await self.loop.create_unix_connection(lambda: EngineClient(_metrics), sock=client_sock)
+        options = self.options
+        self.app = App(
+            Access(options.api_keys, options.host, options.allowed_hosts),
+            time.monotonic,
+            stall_timeout_s=options.stall_timeout_s,
+            log_requests=options.log_requests,
+        )
+        sock = bind(options)
+        self.port = sock.getsockname()[1]
+        self.http = HttpServer(self.app, sock, options)
+        await self.http.start()
+        ready = await self.client.ready
+        engine = Engine(
+            client=self.client,
+            text=self._text,
+            max_model_len=ready.max_model_len,
+            served_names=options.served_model_names or (ready.model_name,),
+            created=1,
+        )
+        self.generation = Generation(
+            engine,
+            self._pool,
+            time.monotonic,
+            time.time,
+            max_body_bytes=options.max_body_bytes,
+            max_pending_bytes=options.max_pending_bytes,
+        )
+        self.app.serving = engine, self.generation
+        self.baseline_tasks = len(asyncio.all_tasks())
+
+    def stop(self) -> None:
+        self.run(self.http.stop())
+        self.loop.call_soon_threadsafe(self.client.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(TIMEOUT_S)
+        self._pool.shutdown()
+        self.loop.close()
+
+    def run(self, coroutine: Any) -> Any:
+        """Run a coroutine on the server's loop."""
+        future: Future[Any] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        return future.result(TIMEOUT_S)
+
+    def num_tasks(self) -> int:
+        """Tasks of the server's loop beyond those of an idle server."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks(self.loop)) - self.baseline_tasks
+
+        return int(self.run(count()))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_idle(self) -> None:
+        """Until nobody is served: no request in the engine, no block used, no task left."""
+        until(lambda: self.client.num_live == 0)
+        until(lambda: not self.worker.running and not self.worker.waiting)
+        until(lambda: self.num_tasks() <= 0)
+        assert self.worker.num_used_blocks == 0
+
+    # ------------------------------------------------------------ requests
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One request on a connection of its own: status, headers, body."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        try:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+        finally:
+            connection.close()
+
+    def json(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        status, _, content = self.request(method, path, body, headers)
+        return status, json.loads(content)
+
+    def complete(self, **fields: Any) -> Any:
+        """A completion that is expected to succeed."""
+        status, answer = self.json("POST", "/v1/completions", {"model": "fake", "prompt": "hi"} | fields)
+        assert status == 200, answer
+        return answer
+
+    def chat(self, **fields: Any) -> Any:
+        """A chat that is expected to succeed."""
+        body = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]} | fields
+        status, answer = self.json("POST", "/v1/chat/completions", body)
+        assert status == 200, answer
+        return answer
+
+    def events(self, path: str, body: dict[str, Any]) -> list[Any]:
+        """The events of a stream, parsed; `[DONE]` stays text."""
+        status, headers, content = self.request("POST", path, body | {"stream": True})
+        assert status == 200, content
+        assert headers["content-type"].startswith("text/event-stream")
+        pieces = content.decode().split("\n\n")
+        assert pieces[-1] == ""
+        lines = [piece.removeprefix("data: ") for piece in pieces[:-1]]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+    def refused(self, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, dict[str, Any]]:
+        """A request that is expected to fail: status and the error in the API's shape."""
+        status, answer = self.json("POST", path, body, headers)
+        assert status >= 400, answer
+        assert set(answer) == {"error"}
+        assert set(answer["error"]) == {"message", "type", "param", "code"}
+        return status, answer["error"]
+
+
+def _metrics(ready: Ready) -> ServingMetrics:
+    return ServingMetrics("fake", ready.max_model_len, ready.num_blocks, ready.block_size)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    """Wait for something that other threads bring about."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def running_server(
+    worker_options: FakeOptions | None = None, text: ServedText | None = None, **options: Any
+) -> Iterator[RunningServer]:
+    """A server on a free port, stopped at the end."""
+    theirs, ours = socket.socketpair()
+    worker = FakeWorker(theirs, worker_options)
+    thread = threading.Thread(target=worker.run, daemon=True)
+    server = RunningServer(worker, ours, ServerOptions(port=0, **options), text or FakeText())
+    thread.start()
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(TIMEOUT_S)
+        theirs.close()
+        assert not thread.is_alive()
