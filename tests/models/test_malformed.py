@@ -127,7 +127,7 @@ def test_metadata_access_is_typed(tmp_path: Path) -> None:
     assert file.keys == list(metadata)
     assert (file.integer("int"), file.number("float"), file.number("int")) == (3, 0.5, 3)
     assert (file.text("text"), file.flag("flag", False)) == ("x", True)
-    assert file.strings("strings") == ["a", "b"] and file.numbers("numbers").tolist() == [0, 1, 2]
+    assert file.strings("strings") == ["a", "b"] and list(file.numbers("numbers")) == [0, 1, 2]
     assert (file.integer("no", 7), file.number("no", 1.5), file.text("no", "d"), file.flag("no", True)) == (
         7, 1.5, "d", True
     )  # fmt: skip

@@ -22,7 +22,7 @@ class ReferenceModel:
 
     def __init__(self, model: Model) -> None:
         self.config = model.config
-        self._inv_freq = model.config.rope.inv_freq()
+        self._inv_freq = np.array(model.config.rope.inv_freq(), np.float32)
         self._weights = {name: to_float32(model.weights.tensor(name)) for name in model.weights.names}
         if "head" not in self._weights:
             self._weights["head"] = self._weights["embed"]

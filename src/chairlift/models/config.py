@@ -7,13 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
-from chairlift.models.quantize import to_float32
+from chairlift.models.tensor import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +33,25 @@ class Rope:
     original_max_model_len: int = 8192
     factors: tuple[float, ...] = ()
 
-    def inv_freq(self) -> NDArray[np.float32]:
-        """Radians per position of each rotated pair, float32 `[dim / 2]`."""
-        freq = self.theta ** (-np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
-        if self.scaling == "linear":
-            freq = freq / self.factor
-        elif self.scaling == "factors":
-            freq = freq / np.asarray(self.factors)
-        elif self.scaling == "llama3":
-            turns = self.original_max_model_len * freq / (2 * math.pi)
-            keep = np.clip((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0.0, 1.0)
-            freq = freq * keep + freq / self.factor * (1.0 - keep)
-        return freq.astype(np.float32)
+    def inv_freq(self) -> tuple[float, ...]:
+        """Radians per position of each rotated pair, `[dim / 2]`, meant to be rounded to float32 once."""
+        plain = [self.theta ** (-2 * j / self.dim) for j in range(self.dim // 2)]
+        match self.scaling:
+            case "none":
+                return tuple(plain)
+            case "linear":
+                return tuple(freq / self.factor for freq in plain)
+            case "factors":
+                return tuple(freq / factor for freq, factor in zip(plain, self.factors, strict=True))
+            case "llama3":
+                return tuple(self._llama3(freq) for freq in plain)
+
+    def _llama3(self, freq: float) -> float:
+        """Pairs that turn often within the original context keep their frequency, slow ones are stretched."""
+        turns = self.original_max_model_len * freq / (2 * math.pi)
+        keep = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        keep = min(max(keep, 0.0), 1.0)
+        return freq * keep + freq / self.factor * (1.0 - keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +335,12 @@ def _rope_from_gguf(gguf: GGUF, prefix: str, head_size: int) -> Rope:
         raise gguf.error(f"rope scaling {shown(kind)} is not supported, only none and linear")
     factors = gguf.tensors.get("rope_freqs.weight")
     if factors is not None:
-        values = to_float32(factors).ravel()
-        if values.size != head_size // 2 or not np.all(np.isfinite(values) & (values > 0)):
-            raise gguf.error(f"rope_freqs.weight must hold {head_size // 2} positive numbers")
-        return Rope(head_size, theta, "factors", factors=tuple(values.tolist()))
+        if factors.encoding is not Encoding.F32 or factors.shape != (1, head_size // 2):
+            raise gguf.error(f"rope_freqs.weight must hold {head_size // 2} numbers as F32")
+        values = tuple(factors.raw.cast("f"))
+        if not all(0.0 < value < math.inf for value in values):
+            raise gguf.error("rope_freqs.weight must hold positive numbers")
+        return Rope(head_size, theta, "factors", factors=values)
     old_factor = gguf.number(f"{prefix}.rope.scale_linear", 1.0)
     factor = gguf.number(f"{prefix}.rope.scaling.factor", old_factor) if kind == "linear" else old_factor
     if not 1.0 <= factor <= 1e4:

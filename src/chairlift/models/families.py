@@ -10,9 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig, config_from_gguf, config_from_json
 from chairlift.models.files import shown
@@ -79,16 +76,6 @@ def shape_of(weight: Weight, config: ModelConfig) -> tuple[int, int]:
         "vocab": config.vocab_size,
     }
     return sizes[weight.shape[0]], sizes[weight.shape[1]]
-
-
-def rotary_order(num_heads: int, head_size: int) -> NDArray[np.int64]:
-    """Where each row of a Q or K weight lies in a GGUF Llama file, `[num_heads * head_size]`.
-
-    The file holds rotary pair j of a head in rows 2j and 2j + 1; Hugging Face order has them in rows j and
-    j + head_size / 2, which is what rotating by halves expects.
-    """
-    rows = np.arange(num_heads * head_size, dtype=np.int64).reshape(num_heads, head_size // 2, 2)
-    return rows.transpose(0, 2, 1).reshape(-1)
 
 
 _LAYER: tuple[tuple[str, str, str, tuple[Dim, Dim]], ...] = (

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidModel
 
@@ -56,8 +54,8 @@ def open_regular(path: Path) -> tuple[int, int]:
     return descriptor, status.st_size
 
 
-def map_file(path: Path) -> NDArray[np.uint8]:
-    """The whole file as a read-only uint8 array, `[file bytes]`, mapped and not read.
+def map_file(path: Path) -> memoryview:
+    """The whole file as read-only bytes, mapped and not read.
 
     Raises:
         InvalidModel: it cannot be opened, is not a regular file, or is empty.
@@ -71,7 +69,7 @@ def map_file(path: Path) -> NDArray[np.uint8]:
         raise InvalidModel(f"{shown(path)}: cannot be mapped: {shown(error)}") from error
     finally:
         os.close(descriptor)
-    return np.frombuffer(mapped, dtype=np.uint8)
+    return memoryview(mapped)
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:

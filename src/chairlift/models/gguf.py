@@ -15,9 +15,7 @@ import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import map_file, shown
@@ -34,9 +32,8 @@ MAX_ARRAY_TEXT_BYTES = 16 << 20
 MAX_DIM = 1 << 40
 
 _STRING, _ARRAY = 8, 9
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-_DTYPES = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "<u1", 10: "<u8", 11: "<i8", 12: "<f8"
+_SCALARS: dict[int, Literal["B", "b", "H", "h", "I", "i", "f", "Q", "q", "d"]] = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"
 }  # fmt: skip
 _BOOL = 7
 _ENCODINGS = {
@@ -66,7 +63,7 @@ class GGUF:
     `tensors` are keyed by GGUF names; dimensions are row-major `(rows, cols)`, leading dimensions multiplied together.
     """
 
-    def __init__(self, path: Path, data: NDArray[np.uint8], values: dict[str, Scalar | Array]) -> None:
+    def __init__(self, path: Path, data: memoryview, values: dict[str, Scalar | Array]) -> None:
         self.path = path
         self.tensors: dict[str, Tensor] = {}
         self._data = data
@@ -146,7 +143,7 @@ class GGUF:
         array = self._array(key)
         if array.type != _STRING:
             raise self.error(f"metadata key {shown(key)} must be an array of strings")
-        view = self._data.data
+        view = self._data
         unpack = struct.Struct("<Q").unpack_from
         offset = array.offset
         strings: list[str] = []
@@ -159,8 +156,8 @@ class GGUF:
             raise self.error(f"metadata key {shown(key)}: string {len(strings)} is not UTF-8") from error
         return strings
 
-    def numbers(self, key: str) -> NDArray[np.generic]:
-        """A metadata array of numbers, `[count]` in its stored type: a read-only view of the file.
+    def numbers(self, key: str) -> memoryview[int] | memoryview[float]:
+        """A metadata array of numbers: a read-only view of the file, whose items are int or float.
 
         Raises:
             InvalidModel: it is missing, or no array of numbers.
@@ -168,8 +165,8 @@ class GGUF:
         array = self._array(key)
         if array.type == _STRING:
             raise self.error(f"metadata key {shown(key)} must be an array of numbers")
-        dtype = np.dtype(_DTYPES[array.type])
-        return self._data[array.offset : array.offset + array.count * dtype.itemsize].view(dtype)
+        kind = _SCALARS[array.type]
+        return self._data[array.offset : array.offset + array.count * struct.calcsize("<" + kind)].cast(kind)
 
     def error(self, message: str) -> InvalidModel:
         return InvalidModel(f"{shown(self.path)}: {message}")
@@ -195,10 +192,9 @@ def open_gguf(path: Path) -> GGUF:
 class _Reader:
     """Walks the header once, front to back; `offset` is where the next byte is read."""
 
-    def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
+    def __init__(self, path: Path, data: memoryview) -> None:
         self.path = path
-        self.data = data
-        self.view = data.data
+        self.view = data
         self.size = data.nbytes
         self.offset = 0
         self.num_strings = 0
@@ -256,7 +252,7 @@ class _Reader:
             if key in values:
                 raise self.error(f"metadata key {shown(key)} appears twice")
             values[key] = self.value(key)
-        gguf = GGUF(self.path, self.data, values)
+        gguf = GGUF(self.path, self.view, values)
         gguf.tensors = self.tensors(num_tensors, self.alignment(gguf))
         return gguf
 
@@ -331,7 +327,7 @@ class _Reader:
             if end > self.size - base:
                 raise self.error(f"tensor {shown(name)} reaches past the end of the file ({self.size} bytes)")
         return {
-            name: Tensor(name, shape, encoding, self.data[base + offset : base + offset + num_bytes])
+            name: Tensor(name, shape, encoding, self.view[base + offset : base + offset + num_bytes])
             for name, (shape, encoding, offset, num_bytes) in infos.items()
         }
 

@@ -11,12 +11,15 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.tensor import Encoding, Tensor
+
+Number = TypeVar("Number", bound=np.generic)
 
 BLOCK_NUMBERS = 1 << 19
 """Numbers decoded at a time by a thread, 2 MB as float32: with less, threads wait for the interpreter lock."""
@@ -172,10 +175,15 @@ def _num_cores() -> int:
 
 def _stored_rows(tensor: Tensor, first: int, last: int) -> NDArray[np.uint8]:
     """Bytes of rows first..last of the weight, `[rows, row_bytes]`, in the weight's order."""
-    stored = tensor.raw.reshape(tensor.rows, tensor.row_bytes)
-    if tensor.order is None or tensor.rows == 1:
+    stored = np.frombuffer(tensor.raw, np.uint8).reshape(tensor.rows, tensor.row_bytes)
+    if not tensor.interleaved_heads or tensor.rows == 1:
         return stored[first:last]
-    return stored[tensor.order[first:last]]
+    return stored[_file_order(tensor.rows, tensor.interleaved_heads)[first:last]]
+
+
+def _file_order(count: int, num_heads: int) -> NDArray[np.int64]:
+    """Where the rows of `num_heads` heads lie in a file that interleaves them, `[count]`."""
+    return np.arange(count, dtype=np.int64).reshape(num_heads, -1, 2).transpose(0, 2, 1).reshape(-1)
 
 
 def _decode(tensor: Tensor, first: int, last: int) -> NDArray[np.float32]:
@@ -212,13 +220,15 @@ def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]
             numbers[:] = _halves(blocks[:, 4:])
             numbers *= _float16_at(blocks, 0)
             numbers += _float16_at(blocks, 2)
-    if tensor.rows == 1 and tensor.order is not None:
-        out[:] = out[:, tensor.order]
+    if tensor.interleaved_heads and tensor.rows == 1:
+        out[:] = _in_order(tensor, out)
 
 
-def _in_order(tensor: Tensor, vector: NDArray[np.uint16]) -> NDArray[np.uint16]:
+def _in_order(tensor: Tensor, rows: NDArray[Number]) -> NDArray[Number]:
     """A vector's numbers in the weight's order; a matrix, whose rows are in order already, as it is."""
-    return vector[:, tensor.order] if tensor.rows == 1 and tensor.order is not None else vector
+    if not tensor.interleaved_heads or tensor.rows > 1:
+        return rows
+    return rows[:, _file_order(tensor.cols, tensor.interleaved_heads)]
 
 
 def _halves(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -40,12 +40,12 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
     """
     where = shown(path)
     data = map_file(path)
-    length = int.from_bytes(data[:8].tobytes(), "little")
+    length = int.from_bytes(data[:8], "little")
     if data.nbytes < 8 or length > data.nbytes - 8:
         raise InvalidModel(f"{where}: a header of {length} bytes reaches past the end of the file")
     if length > MAX_HEADER_BYTES:
         raise InvalidModel(f"{where}: a header of {length} bytes; at most {MAX_HEADER_BYTES} are read")
-    entries = _entries(data[8 : 8 + length].tobytes(), where)
+    entries = _entries(bytes(data[8 : 8 + length]), where)
     body = data[8 + length :]
     tensors: dict[str, Tensor] = {}
     end = 0

@@ -8,9 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-from numpy.typing import NDArray
-
 
 class Encoding(Enum):
     """How numbers are stored: (numbers per unit, bytes per unit). A row is a whole number of units.
@@ -36,16 +33,16 @@ class Encoding(Enum):
 class Tensor:
     """One stored weight, row-major `[rows, cols]`; a vector of n numbers is `(1, n)`.
 
-    `raw` is a read-only uint8 view of the mapped file, `[rows * row_bytes]`, in the file's row order. `order`, when
-    there is one, says where each row comes from: row r of the weight is row `order[r]` of the file (for a vector:
-    number r). Everything in `quantize` applies it.
+    `raw` is a view of the mapped file, `rows * row_bytes` bytes. With `interleaved_heads`, its rows (a vector's
+    numbers) are those of so many heads whose rotary pair j is rows 2j and 2j + 1 of the head; the weight has them in
+    rows j and j + head size / 2. Everything in `quantize` undoes this.
     """
 
     name: str
     shape: tuple[int, int]
     encoding: Encoding
-    raw: NDArray[np.uint8]
-    order: NDArray[np.int64] | None = None
+    raw: memoryview
+    interleaved_heads: int = 0
 
     @property
     def rows(self) -> int:

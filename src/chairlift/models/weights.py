@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
-from chairlift.models.families import Family, rotary_order, shape_of
+from chairlift.models.families import Family, shape_of
 from chairlift.models.files import shown
 from chairlift.models.tensor import Tensor
 
@@ -51,7 +51,7 @@ def weights_from_gguf(family: Family, config: ModelConfig, stored: Mapping[str, 
         tensor = _bound(name, key, stored, shape_of(weight, config), where)
         if weight.gguf_rotary:
             rows = tensor.rows if tensor.rows > 1 else tensor.cols
-            tensor = replace(tensor, order=rotary_order(rows // config.head_size, config.head_size))
+            tensor = replace(tensor, interleaved_heads=rows // config.head_size)
         tensors[name] = tensor
     _refuse_unexpected((key for key in stored if key not in used), where)
     return Weights(tensors)

@@ -105,7 +105,7 @@ class _Body:
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
-        tables = rope_tables(positions.output(0), config.rope.inv_freq())
+        tables = rope_tables(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
         x = self._embed(token_ids.output(0))
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
