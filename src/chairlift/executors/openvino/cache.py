@@ -48,7 +48,7 @@ def allocate(ports: Sequence[CachePort], num_blocks: int) -> dict[str, ov.Tensor
 
 
 def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
-    memory = mmap.mmap(-1, max(port.block_bytes * num_blocks, 1))
+    memory = mmap.mmap(-1, port.block_bytes * num_blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     cells = np.frombuffer(memory, {1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])

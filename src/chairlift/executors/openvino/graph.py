@@ -7,8 +7,9 @@ the logits of a whole prompt are wanted.
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import openvino as ov
@@ -25,37 +26,44 @@ from chairlift.executors.openvino.attention import (
     ragged,
 )
 from chairlift.executors.openvino.layers import (
-    Constants,
-    Linear,
-    embedding_bfloat16,
-    embedding_float32,
-    embedding_int8,
-    linear_bfloat16,
-    linear_float32,
-    linear_int4,
-    linear_int8,
+    embedding,
+    product,
     rms_norm,
     rope_tables,
     rotate,
     split_columns,
     swiglu,
 )
-from chairlift.models import Model, Tensor, to_float32
+from chairlift.executors.openvino.options import Dtype
+from chairlift.executors.openvino.weights import Arena, Packed, pack
+from chairlift.models import Model, to_float32
 
-Dtype = Literal["float32", "bfloat16", "int8", "int4"]
+GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
+"""Numbers that share a scale, in weights and in the activations rounded to meet them; 0 where nothing is rounded."""
+EMBEDDING_GROUP = 32
+"""What Q8_0 has. An embedding is one row a token: its precision costs nothing."""
 
-INT8_GROUP = 64
-"""Numbers that share a scale, in weights and in the activations rounded to meet them."""
-INT4_GROUP = 32
+PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
+"""Weights of a layer; those in one tuple are multiplied as one. The gate and up projections are not: splitting their
+wide result again costs what the larger product saves."""
 
 
 @dataclass(slots=True)
 class Graphs:
-    """The two graphs, and the arrays that their constants share memory with: keep those as long as the graphs run."""
+    """The two graphs, and the memory that their constants share.
+
+    `embeddings` is needed as long as the graphs run; `packed` only until they have run once.
+    """
 
     body: ov.Model
     head: ov.Model
-    constants: Constants
+    embeddings: Arena
+    packed: Arena
+
+
+def head_dtype(dtype: Dtype) -> Dtype:
+    """Precision of the head and the embeddings: four bits are too few, the errors would go straight into the logits."""
+    return "int8" if dtype == "int4" else dtype
 
 
 def attention_shape(model: Model) -> AttentionShape:
@@ -65,48 +73,43 @@ def attention_shape(model: Model) -> AttentionShape:
 
 def build(model: Model, dtype: Dtype) -> Graphs:
     """Both graphs of a model, with its weights in `dtype`."""
-    constants = Constants()
-    body = _Body(model, dtype, constants).build()
+    embeddings, packed = Arena(), Arena()
+    outer = head_dtype(dtype)
+
+    def pack_one(names: tuple[str, ...]) -> Packed:
+        tensors = [model.weights.tensor(name) for name in names]
+        if names == ("embed",):
+            return pack(tensors, outer, EMBEDDING_GROUP, embeddings)
+        kind = outer if names == ("head",) else dtype
+        return pack(tensors, kind, GROUPS[kind], packed)
+
+    layers = range(model.config.num_layers)
+    names = [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
+    names += [("embed",), ("head",)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        weights = dict(zip(names, pool.map(pack_one, names), strict=True))
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
-    # Four bits are too few for the head: its errors go straight into the logits.
-    head_linear = _linear("int8" if dtype == "int4" else dtype, constants)
-    logits = head_linear(hidden.output(0), [model.weights.tensor("head")])
-    head = ov.Model([op.result(logits)], [hidden], "head")
-    return Graphs(body, head, constants)
-
-
-def _linear(dtype: Dtype, constants: Constants) -> Linear:
-    match dtype:
-        case "float32":
-            return linear_float32(constants)
-        case "bfloat16":
-            return linear_bfloat16(constants)
-        case "int8":
-            return linear_int8(constants, INT8_GROUP)
-        case "int4":
-            return linear_int4(constants)
+    head = ov.Model([op.result(product(hidden.output(0), weights["head",]))], [hidden], "head")
+    return Graphs(_Body(model, weights).build(), head, embeddings, packed)
 
 
 class _Body:
     """Builds the graph from token ids to the normalised hidden states of `output_rows`."""
 
-    def __init__(self, model: Model, dtype: Dtype, constants: Constants) -> None:
-        self._config = model.config
-        self._weights = model.weights
+    def __init__(self, model: Model, weights: dict[tuple[str, ...], Packed]) -> None:
+        self._model = model
+        self._weights = weights
         self._shape = attention_shape(model)
-        self._dtype = dtype
-        self._constants = constants
-        self._linear = _linear(dtype, constants)
 
     def build(self) -> ov.Model:
-        config = self._config
+        config = self._model.config
         token_ids = parameter("token_ids", Type.i32, [-1])
         positions = parameter("positions", Type.i32, [-1])
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
         tables = rope_tables(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
-        x = self._embed(token_ids.output(0))
+        x = embedding(token_ids.output(0), self._weights["embed",])
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
             attended = self._attention(x, name, tables, caches[layer], rows)
@@ -127,7 +130,7 @@ class _Body:
         caches: tuple[ov.op.Parameter, ov.op.Parameter],
         rows: Ragged,
     ) -> Output:
-        config = self._config
+        config = self._model.config
         h = rms_norm(x, self._vector(name + "attn_norm"), config.rms_norm_eps)
         sizes = [config.q_size, config.kv_size, config.kv_size]
         q, k, v = split_columns(self._product(h, name, "q", "k", "v"), sizes)
@@ -136,28 +139,16 @@ class _Body:
         return paged_attention(q, k, v, caches, rows, self._shape)
 
     def _mlp(self, x: Output, name: str) -> Output:
-        h = rms_norm(x, self._vector(name + "mlp_norm"), self._config.rms_norm_eps)
-        # Not merged like q, k and v: splitting the wide result again costs what the larger product saves.
+        h = rms_norm(x, self._vector(name + "mlp_norm"), self._model.config.rms_norm_eps)
         return self._product(swiglu(self._product(h, name, "gate"), self._product(h, name, "up")), name, "down")
 
     def _product(self, x: Output, name: str, *parts: str) -> Output:
         """`x` times one weight, or several side by side, plus their biases if the model has them."""
-        y = self._linear(x, [self._weights.tensor(name + part) for part in parts])
-        if name + parts[0] + "_bias" in self._weights:
+        y = product(x, self._weights[tuple(name + part for part in parts)])
+        if name + parts[0] + "_bias" in self._model.weights:
             bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts])
             y = op.add(y, op.constant(bias.reshape(1, -1))).output(0)
         return y
 
-    def _embed(self, token_ids: Output) -> Output:
-        tensor = self._weights.tensor("embed")
-        match self._dtype:
-            case "float32":
-                return embedding_float32(self._constants, token_ids, tensor)
-            case "bfloat16":
-                return embedding_bfloat16(self._constants, token_ids, tensor)
-            case _:
-                return embedding_int8(self._constants, token_ids, tensor)
-
     def _vector(self, name: str) -> NDArray[np.float32]:
-        tensor: Tensor = self._weights.tensor(name)
-        return to_float32(tensor).ravel()
+        return to_float32(self._model.weights.tensor(name)).ravel()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,27 +10,14 @@ from numpy.typing import NDArray
 from openvino import Output, Shape, Type
 from openvino import opset13 as op
 
-from chairlift.models import Int4Groups, Int8Groups, Tensor, to_bfloat16, to_float32, to_int4, to_int8
-
-Linear = Callable[[Output, list[Tensor]], Output]
-"""`linear(x, tensors)`: x times the transpose of the tensors' rows, one after the other; float32 `[tokens, rows]`."""
+from chairlift.executors.openvino.weights import BFloat16, Packed
+from chairlift.models import Int4Groups, Int8Groups
 
 
-@dataclass(slots=True)
-class Constants:
-    """Makes graph constants that share memory with NumPy arrays, and keeps those alive.
-
-    OpenVINO does not: a constant over a collected array is garbage, or a crash.
-    """
-
-    arrays: list[NDArray[Any]] = field(default_factory=list)
-
-    def share(self, array: NDArray[Any], kind: Type, shape: tuple[int, ...] | None = None) -> Output:
-        """A constant of element type `kind` over an array; for four-bit kinds `shape` counts halves of bytes."""
-        array = np.ascontiguousarray(array)
-        self.arrays.append(array)
-        tensor = ov.Tensor(array, Shape(list(shape or array.shape)), kind)
-        return op.constant(tensor, shared_memory=True).output(0)
+def share(array: NDArray[Any], kind: Type, shape: tuple[int, ...] | None = None) -> Output:
+    """A constant that shares the memory of an array, which must outlive it; `shape` is needed for four-bit kinds."""
+    tensor = ov.Tensor(array, Shape(list(shape or array.shape)), kind)
+    return op.constant(tensor, shared_memory=True).output(0)
 
 
 def ints(*values: int) -> Output:
@@ -86,71 +71,36 @@ def split_columns(x: Output, sizes: list[int]) -> list[Output]:
 # ---------------------------------------------------------------- products with weights
 
 
-def linear_float32(constants: Constants) -> Linear:
-    """Weights in float32."""
-
-    def linear(x: Output, tensors: list[Tensor]) -> Output:
-        weight = np.concatenate([to_float32(tensor) for tensor in tensors])
-        return _matmul(x, constants.share(weight, Type.f32))
-
-    return linear
-
-
-def linear_bfloat16(constants: Constants) -> Linear:
-    """Weights in bfloat16, multiplied as such: a constant converted to float32 would be stored as float32."""
-
-    def linear(x: Output, tensors: list[Tensor]) -> Output:
-        weight = constants.share(np.concatenate([to_bfloat16(tensor) for tensor in tensors]), Type.bf16)
-        product = _matmul(op.convert(x, Type.bf16).output(0), weight)
-        return op.convert(product, Type.f32).output(0)
-
-    return linear
+def product(x: Output, weight: Packed) -> Output:
+    """`x` times the transpose of a weight, float32 `[tokens, rows]`."""
+    match weight:
+        case np.ndarray():
+            return _matmul(x, share(weight, Type.f32))
+        case BFloat16(bits):
+            # A constant converted to float32 would be stored as float32: multiply in bfloat16.
+            return op.convert(_matmul(op.convert(x, Type.bf16).output(0), share(bits, Type.bf16)), Type.f32).output(0)
+        case Int8Groups(values, scales):
+            return _matmul(x, _scaled(share(values, Type.i8), scales))
+        case _:
+            parts = [_four_bit_product(x, groups) for groups in weight]
+            return parts[0] if len(parts) == 1 else op.concat(parts, 1).output(0)
 
 
-def linear_int8(constants: Constants, group: int) -> Linear:
-    """Weights in int8 groups."""
-
-    def linear(x: Output, tensors: list[Tensor]) -> Output:
-        packed = [to_int8(tensor, group) for tensor in tensors]
-        values = np.concatenate([p.values for p in packed])
-        scales = np.concatenate([p.scales for p in packed])
-        return _matmul(x, _scaled(constants.share(values, Type.i8), constants.share(scales, Type.f16)))
-
-    return linear
-
-
-def linear_int4(constants: Constants) -> Linear:
-    """Weights in four-bit groups of 32; those with offsets (Q4_1) stay exact.
-
-    The integer kernels want symmetric weights. Q4_1's are `q * d + m` with q in 0..15, which is `(q - 8) * d` plus a
-    constant c = m + 8 d for each group: so the product is a symmetric one, plus the sums of x over each group times c.
-    """
-
-    def linear(x: Output, tensors: list[Tensor]) -> Output:
-        parts = [_int4_product(constants, x, to_int4(tensor)) for tensor in tensors]
-        if len(parts) == 1:
-            return parts[0]
-        return op.concat(parts, 1).output(0)
-
-    return linear
+def _four_bit_product(x: Output, weight: Int4Groups) -> Output:
+    """Where groups have an offset, the sums of x over each group times that are added to the symmetric product."""
+    rows, num_groups, _ = weight.values.shape
+    y = _matmul(x, _scaled(share(weight.values, Type.i4, (rows, num_groups, weight.group)), weight.scales))
+    if weight.offsets is None:
+        return y
+    sums = op.reduce_sum(op.reshape(x, ints(-1, num_groups, weight.group), False), ints(2), False).output(0)
+    offsets = share(weight.offsets.reshape(rows, num_groups), Type.f32)
+    return op.add(y, _matmul(sums, offsets)).output(0)
 
 
-def _int4_product(constants: Constants, x: Output, packed: Int4Groups) -> Output:
-    rows, num_groups, _ = packed.values.shape
-    values, shape = packed.values, (rows, num_groups, packed.group)
-    if packed.offsets is None:
-        return _matmul(x, _scaled(constants.share(values, Type.i4, shape), constants.share(packed.scales, Type.f16)))
-    weight = _scaled(constants.share(values ^ 0x88, Type.i4, shape), constants.share(packed.scales, Type.f16))
-    sums = op.reduce_sum(op.reshape(x, ints(-1, num_groups, packed.group), False), ints(2), False).output(0)
-    centres = packed.offsets.astype(np.float32) + 8 * packed.scales.astype(np.float32)
-    correction = _matmul(sums, constants.share(centres.reshape(rows, num_groups), Type.f32))
-    return op.add(_matmul(x, weight), correction).output(0)
-
-
-def _scaled(values: Output, scales: Output) -> Output:
+def _scaled(values: Output, scales: NDArray[np.float16]) -> Output:
     """Decompressed weights `[rows, cols]` from groups, in the form that the plugin fuses into the product."""
     rows, num_groups, group = values.get_shape()
-    wide = op.multiply(op.convert(values, Type.f16), scales)
+    wide = op.multiply(op.convert(values, Type.f16), share(scales, Type.f16))
     return op.convert(op.reshape(wide, ints(rows, num_groups * group), False), Type.f32).output(0)
 
 
@@ -158,24 +108,20 @@ def _matmul(x: Output, weight: Output) -> Output:
     return op.matmul(x, weight, False, True).output(0)
 
 
-# ---------------------------------------------------------------- embeddings
-
-
-def embedding_float32(constants: Constants, token_ids: Output, tensor: Tensor) -> Output:
-    return _gather(constants.share(to_float32(tensor), Type.f32), token_ids)
-
-
-def embedding_bfloat16(constants: Constants, token_ids: Output, tensor: Tensor) -> Output:
-    rows = _gather(constants.share(to_bfloat16(tensor), Type.bf16), token_ids)
-    return op.convert(rows, Type.f32).output(0)
-
-
-def embedding_int8(constants: Constants, token_ids: Output, tensor: Tensor) -> Output:
-    """Groups of 32, which is what Q8_0 has: a row is read only once a step, so its precision costs nothing."""
-    packed: Int8Groups = to_int8(tensor, 32)
-    values = op.convert(_gather(constants.share(packed.values, Type.i8), token_ids), Type.f32)
-    scales = op.convert(_gather(constants.share(packed.scales, Type.f16), token_ids), Type.f32)
-    return op.reshape(op.multiply(values, scales), ints(-1, tensor.cols), False).output(0)
+def embedding(token_ids: Output, table: Packed) -> Output:
+    """Rows of a table, float32 `[tokens, hidden]`."""
+    match table:
+        case np.ndarray():
+            return _gather(share(table, Type.f32), token_ids)
+        case BFloat16(bits):
+            return op.convert(_gather(share(bits, Type.bf16), token_ids), Type.f32).output(0)
+        case Int8Groups(values, scales):
+            numbers = op.convert(_gather(share(values, Type.i8), token_ids), Type.f32)
+            factors = op.convert(_gather(share(scales, Type.f16), token_ids), Type.f32)
+            width = values.shape[1] * values.shape[2]
+            return op.reshape(op.multiply(numbers, factors), ints(-1, width), False).output(0)
+        case _:
+            raise TypeError("an embedding is not stored in four bits")
 
 
 def _gather(table: Output, indices: Output) -> Output:

@@ -10,8 +10,8 @@ from pathlib import Path
 import openvino as ov
 
 from chairlift.core.errors import InvalidOption
-from chairlift.executors.openvino.graph import INT4_GROUP, INT8_GROUP
-from chairlift.executors.openvino.options import Dtype, ExecutorOptions, KVCacheDtype
+from chairlift.executors.openvino.graph import GROUPS, head_dtype
+from chairlift.executors.openvino.options import ExecutorOptions, KVCacheDtype
 
 Properties = dict[str, str | int | bool]
 
@@ -53,13 +53,11 @@ def choose_precision(core: ov.Core, options: ExecutorOptions) -> Precision:
     num_threads = options.num_threads or _quota()
     if num_threads is not None:
         common["INFERENCE_NUM_THREADS"] = num_threads
-    group = {"float32": 0, "bfloat16": 0, "int8": INT8_GROUP, "int4": INT4_GROUP}
-    head_dtype: Dtype = "int8" if options.dtype == "int4" else options.dtype
     hint = "INFERENCE_PRECISION_HINT"
     quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
     name = _CACHE_NAMES[cache]
-    body = {**common, hint: "f32" if wide else "bf16", quantise: str(group[options.dtype]), "KV_CACHE_PRECISION": name}
-    head = {**common, hint: "f32", quantise: str(group[head_dtype])}
+    body = {**common, hint: "f32" if wide else "bf16", quantise: str(GROUPS[options.dtype]), "KV_CACHE_PRECISION": name}
+    head = {**common, hint: "f32", quantise: str(GROUPS[head_dtype(options.dtype)])}
     return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))
 
 

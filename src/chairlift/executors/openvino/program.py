@@ -39,10 +39,9 @@ class Program:
         precision = choose_precision(core, options)
         self_test(core, precision.body, attention_shape(model), precision.tolerance)
         graphs = build(model, options.dtype)
-        self._constants = graphs.constants
+        self._embeddings, self._packed = graphs.embeddings, graphs.packed
         body = core.compile_model(graphs.body, "CPU", precision.body)
         head = core.compile_model(graphs.head, "CPU", precision.head)
-        del graphs
         ports = cache_ports(body)
         num_blocks = num_cache_blocks(
             sum(port.block_bytes for port in ports),
@@ -108,6 +107,7 @@ class Program:
                 self.logits(np.zeros((size, self._hidden_size), np.float32))
             seconds = self.time_step(size)
             largest = size
+        self._packed.release()
         return largest
 
     def time_step(self, num_rows: int, past_len: int = 0) -> float:
