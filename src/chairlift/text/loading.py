@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from chairlift.core.errors import InvalidModel
+from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
 from chairlift.models.config import generation_defaults
 from chairlift.models.files import read_bytes, shown
-from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate
+from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
 from chairlift.text.tokenizer import Tokenizer
@@ -33,6 +33,29 @@ class Text:
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float | int]
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Tools | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The tokens of a conversation.
+
+        Raises:
+            InvalidRequest: the model has no chat template, the messages are malformed, or the template refuses them.
+        """
+        if self.chat_template is None:
+            raise InvalidRequest("the model has no chat template: use completions, or start with --chat-template")
+        return self.chat_template.render_tokens(
+            messages,
+            tokenizer=self.tokenizer,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            kwargs=kwargs,
+        )
 
 
 def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> Text:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+
+
+_BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +41,8 @@ class Decoding:
 
 def byte_of(piece: str) -> int | None:
     """The byte that a token of the form `<0x0A>` stands for."""
-    if len(piece) != 6 or not piece.startswith("<0x") or piece[5] != ">":
-        return None
-    try:
-        return int(piece[3:5], 16)
-    except ValueError:
-        return None
+    match = _BYTE_PIECE.fullmatch(piece)
+    return int(match[1], 16) if match else None
 
 
 def byte_characters() -> list[str]:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from chairlift.core.errors import InvalidModel
+from chairlift.text.pretokenizers import RECIPES, recipe_named
+
+TEXT = "I'LL pay  2024\n\n\tfooBar(x)!! Äé"
+
+EXPECTED = {
+    "gpt-2": ["I", "'", "LL", " pay", " ", " 2024", "\n\n", "\t", "fooBar", "(", "x", ")!!", " Äé"],
+    "smollm": ["I", "'", "LL", " pay", "  ", "2", "0", "2", "4", "\n\n", "\t", "fooBar", "(", "x", ")!!", " Äé"],
+    "llama-bpe": ["I", "'LL", " pay", " ", " ", "202", "4", "\n\n", "\tfooBar", "(x", ")!!", " Äé"],
+    "qwen2": ["I", "'LL", " pay", " ", " ", "2", "0", "2", "4", "\n\n", "\tfooBar", "(x", ")!!", " Äé"],
+    "tekken": ["I", "'LL", " pay", " ", " ", "2", "0", "2", "4", "\n\n", "\tfoo", "Bar", "(x", ")!!", " Äé"],
+    "gpt-4o": ["I'LL", " pay", " ", " ", "202", "4", "\n\n", "\tfoo", "Bar", "(x", ")!!", " Äé"],
+    "default": ["I", "'", "LL", " pay", " ", " ", "202", "4", "\n\n", "\t", "fooBar", "(", "x", ")!!", " Äé"],
+}
+
+
+def words(name: str, text: str) -> list[str]:
+    """The words a recipe cuts a text into, by their places: their spelling is in byte characters."""
+    cut = recipe_named(name).pre_tokenizer()
+    return [text[start:stop] for _, (start, stop) in cut.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_words_of_each_family(name: str) -> None:
+    assert words(name, TEXT) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_a_recipe_loses_nothing(name: str) -> None:
+    for text in (TEXT, " " * 40, "\n \n", "١٢٣٤ Ⅷ½ ſ's 'S", "a\u0301 👩‍👩‍👧 \x00\ufffd", "'''", "1" * 100):
+        assert "".join(words(name, text)) == text
+
+
+def test_unknown_names_are_refused_by_name() -> None:
+    with pytest.raises(InvalidModel, match=r"no-such-cut.*smollm"):
+        recipe_named("no-such-cut")
