@@ -12,6 +12,7 @@ import asyncio
 import ssl
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -162,10 +163,7 @@ class _Connection(asyncio.Protocol):
     # ------------------------------------------------------------ from the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-        else:
-            raise TypeError(f"not a stream transport: {transport!r}")
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def data_received(self, data: bytes) -> None:
         if self._done is None or self._done.done():

@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -114,16 +114,30 @@ def _add_sweep(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """A load on the way: what to ask whom, when."""
+class _Questions:
+    """What to ask, and how; the same for every server and rate."""
 
-    base_url: str
     samples: Sequence[Sample]
-    arrivals: Arrivals
-    seed: int
+    extra: Mapping[str, Any]
+    headers: tuple[tuple[str, str], ...]
 
 
-async def _measure(run: _Run, arguments: argparse.Namespace) -> tuple[Load, str]:
+def _questions(arguments: argparse.Namespace) -> _Questions:
+    """Raises InvalidOption on flags that make no sense, before anybody is asked anything."""
+    if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
+        raise InvalidOption("--max-concurrency must be at least 1")
+    if arguments.request_timeout <= 0.0:
+        raise InvalidOption("--request-timeout must be positive")
+    return _Questions(
+        extra=flags.extra_fields(arguments),
+        headers=flags.headers(arguments, arguments.api_key or os.environ.get("OPENAI_API_KEY")),
+        samples=flags.samples(arguments, chat=arguments.backend == "openai-chat"),
+    )
+
+
+async def _measure(
+    base_url: str, questions: _Questions, arrivals: Arrivals, arguments: argparse.Namespace
+) -> tuple[Load, str]:
     """Put a load on a server. Returns what came of it and the name of the model asked.
 
     Raises:
@@ -135,24 +149,23 @@ async def _measure(run: _Run, arguments: argparse.Namespace) -> tuple[Load, str]
     from chairlift.bench.progress import ProgressLine
 
     clock = time.perf_counter
-    api_key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-    headers = flags.headers(arguments, api_key)
-    http = HttpClient(run.base_url, clock=clock, timeout_s=arguments.request_timeout)
+    samples = questions.samples
+    http = HttpClient(base_url, clock=clock, timeout_s=arguments.request_timeout)
     try:
         if timeout := getattr(arguments, "ready_check_timeout_sec", 0.0):
             await wait_until_ready(http, timeout)
         form = Form(
-            model=arguments.model or await first_model(http, headers),
+            model=arguments.model or await first_model(http, questions.headers),
             path=arguments.endpoint or flags.BACKENDS[arguments.backend],
             chat=arguments.backend == "openai-chat",
             stream=arguments.stream,
             ignore_eos=arguments.ignore_eos,
-            extra=flags.extra_fields(arguments),
-            headers=headers,
+            extra=questions.extra,
+            headers=questions.headers,
         )
         client = OpenAIClient(http, form, clock)
         for i in range(arguments.num_warmups):
-            exchange = await client.ask(run.samples[i % len(run.samples)])
+            exchange = await client.ask(samples[i % len(samples)])
             if exchange.error is not None:
                 raise ChairliftError(f"the server failed the warm-up: {exchange.error}")
         progress = ProgressLine(sys.stderr, lambda: client.num_chunks, clock)
@@ -162,8 +175,8 @@ async def _measure(run: _Run, arguments: argparse.Namespace) -> tuple[Load, str]
 
         async with progress.shown():
             load = await run_load(
-                run.samples,
-                run.arrivals.times(len(run.samples), run.seed),
+                samples,
+                arrivals.times(len(samples), arguments.seed),
                 client.ask,
                 max_concurrency=arguments.max_concurrency,
                 clock=clock,
@@ -183,13 +196,6 @@ def _run_loop(main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-def _check_load(arguments: argparse.Namespace) -> None:
-    if arguments.max_concurrency is not None and arguments.max_concurrency < 1:
-        raise InvalidOption("--max-concurrency must be at least 1")
-    if arguments.request_timeout <= 0.0:
-        raise InvalidOption("--request-timeout must be positive")
-
-
 def _print_errors(load: Load) -> None:
     errors = Counter(exchange.error for exchange in load.exchanges if exchange.error is not None)
     for error, count in errors.most_common(5):
@@ -203,17 +209,12 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Measure a running server; status 1 if no request succeeded."""
     from chairlift.bench.report import make_report, to_json, to_text
 
-    _check_load(arguments)
     wanted = flags.wanted(arguments)
     metadata = flags.pairs("--metadata", arguments.metadata)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-    run = _Run(
-        base_url=arguments.base_url or f"http://{host}:{arguments.port}",
-        samples=flags.samples(arguments, chat=arguments.backend == "openai-chat"),
-        arrivals=flags.arrivals(arguments, arguments.request_rate),
-        seed=arguments.seed,
-    )
-    load, model = _run_loop(_measure(run, arguments))
+    base_url = arguments.base_url or f"http://{host}:{arguments.port}"
+    arrivals = flags.arrivals(arguments, arguments.request_rate)
+    load, model = _run_loop(_measure(base_url, _questions(arguments), arrivals, arguments))
     report = make_report(load, wanted)
     rate = arguments.request_rate if math.isfinite(arguments.request_rate) else None
     print(to_text(report, max_concurrency=arguments.max_concurrency, request_rate=rate))
@@ -256,13 +257,14 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     """Measure the engine in this process."""
     from chairlift.bench.throughput import measure_throughput
     from chairlift.llm import LLM
+    from chairlift.worker.build import build
 
     options = engine_options(arguments)
     if arguments.concurrency is not None:
         options = replace(options, max_num_seqs=arguments.concurrency)
     samples = flags.samples(arguments, chat=False)
     begun = time.perf_counter()
-    with LLM.from_options(options) as llm:
+    with LLM.from_built(build(options)) as llm:
         load_s = time.perf_counter() - begun
         throughput = measure_throughput(
             llm,
@@ -288,12 +290,11 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     from chairlift.bench.report import Wanted, make_report
     from chairlift.bench.server_process import served
 
-    _check_load(arguments)
     figure = None if arguments.plot is None else _figure()
     given = {name: getattr(arguments, name.removeprefix("--").replace("-", "_")) for name in SWEPT}
     lists = {name: [part.strip() for part in text.split(",")] for name, text in given.items() if text is not None}
     rates = flags.numbers("--request-rate", arguments.request_rate)
-    samples = flags.samples(arguments, chat=arguments.backend == "openai-chat")
+    questions = _questions(arguments)
     loads = [(rate, flags.arrivals(arguments, rate)) for rate in rates]
     command = [sys.executable, "-m", "chairlift.cli", "serve"]
     command += [*([arguments.model_tag] if arguments.model_tag else []), *shlex.split(arguments.serve_args)]
@@ -304,7 +305,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
             server = [*command, *(word for pair in setting.items() for word in pair)]
             async with served(server, clock=time.perf_counter, ready_timeout_s=arguments.ready_timeout) as url:
                 for rate, arrivals in loads:
-                    load, _ = await _measure(_Run(url, samples, arrivals, arguments.seed), arguments)
+                    load, _ = await _measure(url, questions, arrivals, arguments)
                     points.append(sweep.Point(setting, rate, make_report(load, Wanted(percentiles=sweep.PERCENTS))))
                     print(f"measured {points[-1].label}", file=sys.stderr)
                     _print_errors(load)
