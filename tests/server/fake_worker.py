@@ -202,8 +202,10 @@ class FakeWorker:
 
     def _end_if_due(self, row: Row, token: int, step: Step, now: float) -> None:
         params = row.request.params
-        text = bytes(t for t in row.tokens if t < END).decode("utf-8", "ignore")
-        stop = next((stop for stop in params.stop if stop in text), None)
+        stop = None
+        if params.stop:
+            text = bytes(t for t in row.tokens if t < END).decode("utf-8", "ignore")
+            stop = next((stop for stop in params.stop if stop in text), None)
         if stop is not None:
             self._finish(row, step, now, FinishReason.STOP, stop)
         elif token == END and not params.ignore_eos:

@@ -109,6 +109,14 @@ class RunningServer:
 
         return int(self.run(count()))
 
+    def num_connections(self) -> int:
+        """Open connections of clients."""
+
+        async def count() -> int:
+            return self.http.num_connections
+
+        return int(self.run(count()))
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"

@@ -53,6 +53,7 @@ class LimitedConnection(HttpToolsProtocol):
         limits: ConnectionLimits,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
+        self.access_log = False  # the app writes one line for each request, when it is over
         self._limits = limits
         self._receiving = False
         self._in_head = False

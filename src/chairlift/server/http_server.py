@@ -81,6 +81,11 @@ class HttpServer:
         self._sock = sock
         self._task: asyncio.Task[None] | None = None
 
+    @property
+    def num_connections(self) -> int:
+        """Connections of clients that are open."""
+        return len(self._server.server_state.connections)
+
     async def start(self) -> None:
         """Listen; returns when connections are taken."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]))

@@ -1,0 +1,29 @@
+"""`chairlift serve` with a fake worker: `python serve_fake.py WORKER_OPTIONS_JSON SERVER_OPTIONS_JSON`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from chairlift.core.errors import ChairliftError
+from chairlift.server import ServerOptions, serve
+from server.fake_text import FakeText
+
+
+def worker_command(fd: int) -> list[str]:
+    return [sys.executable, str(Path(__file__).parent / "fake_worker.py"), "--fd", str(fd), "--options", sys.argv[1]]
+
+
+def main() -> int:
+    try:
+        options = msgspec.json.decode(sys.argv[2], type=ServerOptions)
+        return serve(options, "fake", worker_command, lambda _: FakeText())
+    except ChairliftError as error:
+        print(f"chairlift: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

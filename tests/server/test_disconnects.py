@@ -1,0 +1,118 @@
+"""Thousands of clients of which half leave: nothing stays behind (reliability S7)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.fake_worker import FakeOptions
+from server.running import RunningServer, running_server, until
+
+CONCURRENCY = 64
+HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    options = FakeOptions(step_s=0.001, max_num_seqs=32, prefill_steps=3, heartbeat_s=0.05)
+    with running_server(options, log_requests=False) as running:
+        yield running
+
+
+def num_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def request(generator: random.Random) -> bytes:
+    stream = generator.random() < 0.6
+    fields: dict[str, Any] = {"max_tokens": generator.randint(1, 60), "n": generator.choice([1, 1, 1, 2, 4])}
+    fields |= {"stream": stream, "ignore_eos": generator.random() < 0.5}
+    path, prompt = b"/v1/completions", f"client {generator.random()}"
+    if generator.random() < 0.5:
+        path = b"/v1/chat/completions"
+        fields["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        fields["prompt"] = [prompt, "other"] if generator.random() < 0.2 else prompt
+    data = json.dumps(fields).encode()
+    return HEAD % (path, len(data), data)
+
+
+async def client(port: int, generator: random.Random) -> str:
+    """One client; what became of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    data = request(generator)
+    leaves = generator.random() < 0.5
+    reset = generator.random() < 0.5
+    try:
+        if leaves and generator.random() < 0.2:
+            writer.write(data[: generator.randrange(len(data))])
+            return "left while sending"
+        writer.write(data)
+        if leaves:
+            if generator.random() < 0.5:
+                await asyncio.sleep(generator.random() * 0.05)
+            else:
+                await reader.read(generator.randint(1, 4000))
+            return "left"
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b"text/event-stream" in head:
+            await reader.readuntil(b"data: [DONE]\n\n")
+        else:
+            size = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+            await reader.readexactly(size)
+        assert b" 200 " in head
+        return "served"
+    finally:
+        if leaves and reset:
+            sock: socket.socket = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+
+async def storm(port: int, count: int, seed: int) -> dict[str, int]:
+    generator = random.Random(seed)
+    outcomes: dict[str, int] = {}
+    gate = asyncio.Semaphore(CONCURRENCY)
+
+    async def one() -> None:
+        async with gate:
+            outcome = await client(port, generator)
+            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+
+    await asyncio.gather(*(one() for _ in range(count)))
+    return outcomes
+
+
+def check(server: RunningServer, count: int, seed: int) -> None:
+    server.complete(max_tokens=1)
+    until(lambda: server.num_connections() == 0)
+    descriptors = num_descriptors()
+    outcomes = asyncio.run(storm(server.port, count, seed))
+    assert outcomes["served"] > count * 0.4
+    assert outcomes["left"] > count * 0.3
+    server.wait_idle()
+    until(lambda: server.num_connections() == 0)
+    until(lambda: num_descriptors() <= descriptors)
+    metrics = server.client.metrics
+    assert metrics is not None
+    until(lambda: metrics.num_running == metrics.num_waiting == metrics.num_used_blocks == 0)
+    assert server.app.num_generating == 0
+    assert server.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+
+
+def test_src_imp_1115_two_thousand_clients_of_which_half_leave(server: RunningServer) -> None:
+    check(server, 2000, seed=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2, 6))
+def test_forty_thousand_clients_of_which_half_leave(server: RunningServer, seed: int) -> None:
+    check(server, 10_000, seed)
