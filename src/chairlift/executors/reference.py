@@ -5,6 +5,7 @@ Every other executor is checked against it. Keys and values go through the block
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,14 +19,12 @@ Floats = NDArray[np.float32]
 
 
 class ReferenceModel:
-    """Weights decoded to float32, and the forward pass over them."""
+    """A forward pass over float32 weights by canonical name: matrices `[rows, cols]`, vectors `[1, cols]`."""
 
-    def __init__(self, model: Model) -> None:
-        self.config = model.config
-        self._inv_freq = np.array(model.config.rope.inv_freq(), np.float32)
-        self._weights = {name: to_float32(model.weights.tensor(name)) for name in model.weights.names}
-        if "head" not in self._weights:
-            self._weights["head"] = self._weights["embed"]
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Floats]) -> None:
+        self.config = config
+        self._weights = weights
+        self._inv_freq = np.array(config.rope.inv_freq(), np.float32)
 
     def forward(self, token_ids: list[int], start: int, keys: list[Floats], values: list[Floats]) -> Floats:
         """Logits of tokens at positions start, start + 1, ...; their keys and values are written into the caches.
@@ -73,9 +72,15 @@ class ReferenceModel:
         return np.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
 
 
+def weights_of(model: Model) -> dict[str, Floats]:
+    """All weights of a model, decoded."""
+    return {name: to_float32(model.weights.tensor(name)) for name in (*model.weights.names, "head")}
+
+
 def forward(model: Model, token_ids: list[int]) -> Floats:
     """Logits after each token of a whole sequence, `[tokens, vocab]`."""
-    return ReferenceModel(model).forward(token_ids, 0, *_caches(model.config, len(token_ids)))
+    keys, values = _caches(model.config, len(token_ids))
+    return ReferenceModel(model.config, weights_of(model)).forward(token_ids, 0, keys, values)
 
 
 def _caches(config: ModelConfig, num_positions: int) -> tuple[list[Floats], list[Floats]]:
@@ -128,7 +133,7 @@ class ReferenceExecutor:
     def __init__(self, model: Model, cache_shape: CacheShape, sampler: Sampler) -> None:
         self.config = model.config
         self.cache_shape = cache_shape
-        self._model = ReferenceModel(model)
+        self._model = ReferenceModel(model.config, weights_of(model))
         self._sampler = sampler
         self._keys, self._values = _caches(model.config, cache_shape.num_blocks * cache_shape.block_size)
         self._rows: dict[int, _Row] = {}

@@ -34,7 +34,7 @@ class OpenVINOExecutor:
         self._program = program
         self._sampler = sampler
         max_blocks = -(-options.max_model_len // self.cache_shape.block_size)
-        self._rows = Rows(options.max_num_seqs, max_blocks, self.cache_shape.block_size, program.scratch_block)
+        self._rows = Rows(options.max_num_seqs, max_blocks, self.cache_shape.block_size)
         wanted = options.max_num_batched_tokens
         if wanted is not None:
             program.warm_up(wanted, wanted, 0.0)

@@ -15,6 +15,9 @@ from chairlift.core.types import CacheShape, Chunk, StepPlan
 
 Ints = NDArray[np.int32]
 
+SCRATCH_BLOCK = 0
+"""Where padding writes. First, so that it shares a huge page with blocks that are used early."""
+
 
 @dataclass(slots=True)
 class StepInputs:
@@ -48,7 +51,8 @@ class StepInputs:
 class Rows:
     """What the executor knows of each slot: its block table, how much is computed, and what it feeds next.
 
-    `scratch_block` is a block of the cache that belongs to no sequence.
+    Block 0 of the cache's tensors is the scratch block, which belongs to no sequence: block b of a plan is block b + 1
+    there.
 
     Shapes:
         last_token  [slots]           what a decode feeds
@@ -57,13 +61,12 @@ class Rows:
         table       [slots, blocks]   block ids
     """
 
-    def __init__(self, num_slots: int, max_blocks: int, block_size: int, scratch_block: int) -> None:
+    def __init__(self, num_slots: int, max_blocks: int, block_size: int) -> None:
         self.last_token = np.zeros(num_slots, np.int32)
         self.computed = np.zeros(num_slots, np.int32)
         self.num_blocks = np.zeros(num_slots, np.int32)
-        self.table = np.full((num_slots, max_blocks), scratch_block, np.int32)
+        self.table = np.full((num_slots, max_blocks), SCRATCH_BLOCK, np.int32)
         self._block_size = block_size
-        self._scratch_block = scratch_block
         self._tokens: list[Ints | None] = [None] * num_slots
         """Known tokens of a slot until they are computed."""
         self._num_prompt = np.zeros(num_slots, np.int32)
@@ -85,7 +88,7 @@ class Rows:
             ordered = slots[order]
             # The n-th new block of a slot lands n places after the blocks it has.
             nth = np.arange(len(slots)) - np.searchsorted(ordered, ordered)
-            self.table[ordered, self.num_blocks[ordered] + nth] = np.array(plan.block_ids, np.int32)[order]
+            self.table[ordered, self.num_blocks[ordered] + nth] = np.array(plan.block_ids, np.int32)[order] + 1
             self.num_blocks += np.bincount(slots, minlength=len(self.num_blocks)).astype(np.int32)
 
     def assemble(self, plan: StepPlan, num_tokens: int, num_outputs: int) -> StepInputs:
@@ -121,7 +124,7 @@ class Rows:
         block_starts = _starts(block_counts)
         if (block_counts[:num_seqs] > self.num_blocks[slots]).any():
             raise IndexError("a sequence has fewer blocks than its tokens need")
-        block_ids = np.full(block_starts[-1], self._scratch_block, np.int32)
+        block_ids = np.full(block_starts[-1], SCRATCH_BLOCK, np.int32)
         used = block_counts[:num_seqs]
         columns = np.arange(block_starts[num_seqs]) - np.repeat(block_starts[:num_seqs], used)
         block_ids[: block_starts[num_seqs]] = self.table[np.repeat(slots, used), columns]
@@ -175,16 +178,16 @@ class Rows:
         return tokens
 
 
-def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape, scratch_block: int) -> StepInputs:
+def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape) -> StepInputs:
     """Rows of one token with equal pasts, which they read from whatever is in the cache; they write the scratch block.
 
     For steps that only take time: they do not touch what sequences own.
     """
     num_past_blocks = -(-past_len // cache_shape.block_size)
-    past_blocks = np.arange(num_rows * num_past_blocks, dtype=np.int32) % cache_shape.num_blocks
-    table = np.full((num_rows, past_len // cache_shape.block_size + 1), scratch_block, np.int32)
+    past_blocks = np.arange(num_rows * num_past_blocks, dtype=np.int32) % cache_shape.num_blocks + 1
+    table = np.full((num_rows, past_len // cache_shape.block_size + 1), SCRATCH_BLOCK, np.int32)
     table[:, :num_past_blocks] = past_blocks.reshape(num_rows, -1)
-    table[:, past_len // cache_shape.block_size] = scratch_block
+    table[:, past_len // cache_shape.block_size] = SCRATCH_BLOCK
     past_lens = np.full(num_rows, past_len, np.int32)
     rows = np.arange(num_rows + 1, dtype=np.int32)
     return StepInputs(

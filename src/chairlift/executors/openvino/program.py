@@ -27,7 +27,7 @@ MAX_HEAD_ROWS = 64
 class Program:
     """One step at a time: `start`, `hidden_states`, then `logits` of as many rows as wanted, in pieces.
 
-    `num_blocks` of the cache are for sequences; one more, `scratch_block`, takes what padding writes.
+    The cache's tensors have one block more than `cache_shape` says: the first, `SCRATCH_BLOCK`.
 
     Raises:
         InvalidOption: this machine, this OpenVINO or these options do not go together.
@@ -51,7 +51,6 @@ class Program:
             max_model_len=options.max_model_len,
         )
         self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
-        self.scratch_block = num_blocks
         self.cache = allocate(ports, num_blocks + 1)
         self._body = body.create_infer_request()
         self._head = head.create_infer_request()
@@ -112,7 +111,7 @@ class Program:
 
     def time_step(self, num_rows: int, past_len: int = 0) -> float:
         """Seconds that the body takes for rows of one token with the same past, read from blocks as they are."""
-        inputs = uniform_inputs(num_rows, past_len, self.cache_shape, self.scratch_block)
+        inputs = uniform_inputs(num_rows, past_len, self.cache_shape)
         begun = time.perf_counter()
         self.start(inputs)
         self.hidden_states()
