@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import fields
 from queue import SimpleQueue
 from types import TracebackType
@@ -79,7 +79,7 @@ class LLM:
     """A language model, loaded into this process.
 
     Any number of threads may call `generate` and `chat` at once: what they ask is computed together. Close it, or use
-    it in a `with` statement, to free the model; the end of the program does that too.
+    it in a `with` statement, to stop its thread; the end of the program does that too. Its memory goes with the object.
 
     `options` are those of `EngineOptions`: dtype, kv_cache_dtype, kv_cache_memory_bytes, max_model_len, max_num_seqs,
     max_num_batched_tokens, enable_prefix_caching, num_threads, seed.
@@ -90,17 +90,17 @@ class LLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._open(_engine_options(model, options))
+        self._open(build(_engine_options(model, options)))
 
     @classmethod
-    def from_options(cls, options: EngineOptions) -> Self:
-        """The same, from options already made."""
+    def from_built(cls, built: Built) -> Self:
+        """The same, around an engine that was already put together; it is this object's from now on."""
         llm = cls.__new__(cls)
-        llm._open(options)
+        llm._open(built)
         return llm
 
-    def _open(self, options: EngineOptions) -> None:
-        self._session = _Session(build(options))
+    def _open(self, built: Built) -> None:
+        self._session = _Session(built)
         # At the interpreter's end a thread inside the device's library must not be cut off: stop it before.
         self._closed = weakref.finalize(self, self._session.engine.close)
 
@@ -176,7 +176,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt, piece by piece; each output holds what is new. Closing the iterator aborts."""
         session = self._session
         request = session.request(prompt, sampling_params or session.default_params(16), n)
@@ -184,7 +184,7 @@ class LLM:
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation, piece by piece, as `stream` does."""
         return self.stream(
             self._session.chat_prompt(messages), sampling_params or self._session.default_params(None), n=n
@@ -212,7 +212,7 @@ class LLM:
                 engine.abort(answer)
         return [outputs[request.id] for request in requests]
 
-    def _stream(self, request: Request, prompt: Prompt) -> Iterator[RequestOutput]:
+    def _stream(self, request: Request, prompt: Prompt) -> Generator[RequestOutput, None, None]:
         engine, reader = self._session.engine, _QueueReader()
         answer = engine.start(request, reader, each_step=True)
         assembly = self._session.assembly(answer, prompt)
@@ -236,7 +236,17 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self._session = _Session(build(_engine_options(model, options)))
+        self._open(build(_engine_options(model, options)))
+
+    @classmethod
+    def from_built(cls, built: Built) -> Self:
+        """The same, around an engine that was already put together; it is this object's from now on."""
+        llm = cls.__new__(cls)
+        llm._open(built)
+        return llm
+
+    def _open(self, built: Built) -> None:
+        self._session = _Session(built)
         self._closed = weakref.finalize(self, self._session.engine.close)
         self._reader: _EventReader | None = None
 
@@ -254,7 +264,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Continue one prompt, piece by piece.
 
         Raises:
@@ -282,7 +292,7 @@ class AsyncLLM:
 
     def chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, piece by piece; without parameters it may fill the rest of the context."""
         params = sampling_params or self._session.default_params(None)
         return self.generate(self._session.chat_prompt(messages), params, n=n)

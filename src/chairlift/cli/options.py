@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import get_args
 
+from chairlift.core.types import SamplingParams
 from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, Dtype, EngineOptions, KVCacheDtype
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
@@ -99,13 +101,38 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling without a seed in the request repeatable")
 
 
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of how tokens are chosen; what is not given is the model's own default."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens", type=count, metavar="N", help="longest answer (default: the rest of the context)"
+    )
+    group.add_argument("--temperature", type=float, metavar="T", help="0 takes the most likely token every time")
+    group.add_argument("--top-p", type=float, metavar="P", help="smallest set of tokens with this probability")
+    group.add_argument("--top-k", type=int, metavar="K", help="only the K most likely tokens")
+    group.add_argument("--min-p", type=float, metavar="P", help="only tokens this likely relative to the best")
+    group.add_argument("--repetition-penalty", type=float, metavar="R", help="above 1 discourages repeating")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+
+
+def sampling_params(arguments: argparse.Namespace, default: SamplingParams) -> SamplingParams:
+    """`default` with what the sampling flags said.
+
+    Raises:
+        InvalidRequest: a value out of range.
+    """
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return replace(default, **given, stop=tuple(arguments.stop or ()))
+
+
 def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     """What the engine flags said. A model named by position comes before `--model`, which may be a configured default.
 
     Raises:
         InvalidOption: a value out of range.
     """
-    from chairlift.models import DEFAULT_MODEL
+    from chairlift.models.resolve import DEFAULT_MODEL
 
     return EngineOptions(
         model=getattr(arguments, "model_tag", None) or arguments.model or DEFAULT_MODEL,

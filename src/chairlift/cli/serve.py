@@ -1,0 +1,74 @@
+"""`chairlift serve`: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+
+from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serve a model over HTTP, compatible with the OpenAI API. Flags may also come from --config, or "
+        "from variables such as CHAIRLIFT_MAX_NUM_SEQS.",
+    )
+    add_engine_flags(parser, positional_model=True)
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="key that clients must send; may be repeated; needed to listen on other addresses than this machine's own "
+        "(better given as CHAIRLIFT_API_KEY: a command line can be read by others)",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may use; the first is in responses (default: the model's own)",
+    )
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="further host name under which a server without keys may be addressed; may be repeated",
+    )
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long a stopped server lets answers go on (default: %(default)s)",
+    )
+    group.add_argument(
+        "--enable-log-requests",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="one line for each request on standard error, without its content (default: on)",
+    )
+    add_config_flag(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until told to stop."""
+    from chairlift.server.options import ServerOptions
+    from chairlift.server.run import serve
+    from chairlift.worker.options import worker_command
+
+    engine = engine_options(arguments)
+    server = ServerOptions(
+        host=arguments.host,
+        port=arguments.port,
+        api_keys=tuple(arguments.api_key or ()),
+        served_model_names=tuple(arguments.served_model_name or ()),
+        allowed_hosts=tuple(arguments.allowed_host or ()),
+        shutdown_timeout_s=arguments.shutdown_timeout,
+        log_requests=arguments.enable_log_requests,
+    )
+    return serve(server, engine.model, lambda fd: worker_command(engine, fd))

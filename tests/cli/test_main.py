@@ -1,0 +1,130 @@
+"""The command line: where values come from, what mistakes look like, and how fast help is."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from chairlift.cli import main as cli
+from chairlift.cli.main import main, parse
+from chairlift.cli.options import engine_options
+from chairlift.core.errors import InvalidModel, InvalidOption
+from chairlift.executors.openvino.options import Dtype, KVCacheDtype
+from chairlift.models.resolve import DEFAULT_MODEL
+from chairlift.worker import options
+
+
+def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--help"], ["serve", "--help"], ["generate", "--help"], ["chat", "--help"], ["bench", "--help"]):
+        with pytest.raises(SystemExit) as done:
+            main(argv)
+        assert done.value.code == 0
+        assert "usage: chairlift" in capsys.readouterr().out
+
+
+def test_help_loads_no_model_code() -> None:
+    code = (
+        "import sys\nfrom chairlift.cli.main import parse\n"
+        "try:\n    parse(['--help'], {})\nexcept SystemExit:\n    pass\n"
+        "print([m for m in sys.modules if m in {'numpy', 'openvino', 'tokenizers', 'uvicorn', 'chairlift.llm'}])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("max_num_seqs: 1\nmax-model-len: 1k\nseed: 1\nmodel: from-file\ndtype: int4\n", encoding="utf-8")
+    environment = {"CHAIRLIFT_MAX_NUM_SEQS": "2", "CHAIRLIFT_SEED": "2"}
+    arguments = parse(["serve", "--config", str(config), "--seed", "3"], environment)
+    assert engine_options(arguments) == options.EngineOptions(
+        model="from-file", seed=3, max_num_seqs=2, max_model_len=1000, dtype="int4"
+    )
+    arguments = parse(["serve", "given", "--config", str(config), "--no-enable-prefix-caching"], {})
+    assert engine_options(arguments).model == "given"
+    assert not engine_options(arguments).enable_prefix_caching
+    assert engine_options(parse(["chat"], {})) == options.EngineOptions(model=DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["serve", "--dtype", "tiny"], "tiny"),
+        (["serve", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
+        (["fly"], "fly"),
+        ([], "COMMAND"),
+        (["serve", "--kv-cache-memory-bytes", "much"], "much"),
+    ],
+)
+def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as done:
+        main(argv)
+    assert done.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["generate", "x", "--model", "no-such-model"], "no-such-model"),
+        (["generate", "x", "--max-num-seqs", "0"], "max_num_seqs"),
+        (["generate", "x", "--input", "a"], "--output"),
+        (["generate", "x", "--input", "a", "--output", "b"], "not both"),
+        (["generate", "--input", "no-such-file", "--output", "b"], "no-such-file"),
+        (["chat", "--config", "no-such.yaml"], "no-such.yaml"),
+        (["serve", "--host", "0.0.0.0"], "--api-key"),
+        (["serve", "--port", "70000"], "port"),
+    ],
+)
+def test_what_the_user_can_mend_is_one_line_and_status_2(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("chairlift: ")
+    assert shown.err.count("\n") == 1
+    assert named in shown.err
+
+
+def test_an_unknown_key_of_a_file_is_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("max-nun-seqs: 3\n", encoding="utf-8")
+    assert main(["serve", "--config", str(config)]) == 2
+    assert "max-nun-seqs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "status"), [(KeyboardInterrupt(), 130), (InvalidModel("no"), 2), (InvalidOption("no"), 2)]
+)
+def test_exit_status(raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(arguments: argparse.Namespace) -> int:
+        raise raised
+
+    monkeypatch.setattr(cli, "parse", lambda argv, environment: argparse.Namespace(run=run))
+    assert main(["serve"]) == status
+
+
+def test_a_reader_that_has_enough_is_no_error() -> None:
+    code = (
+        "import argparse, sys\nfrom chairlift.cli import main as cli\n"
+        "def run(arguments):\n    while True: print('x' * 1000, flush=True)\n"
+        "cli.parse = lambda argv, environment: argparse.Namespace(run=run)\nsys.exit(cli.main([]))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.wait(20) == 0
+        assert process.stderr.read() == b""
+
+
+def test_precisions_are_those_of_the_executor() -> None:
+    assert get_args(options.Dtype) == get_args(Dtype)
+    assert get_args(options.KVCacheDtype) == get_args(KVCacheDtype)

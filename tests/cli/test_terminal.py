@@ -1,0 +1,126 @@
+"""`generate` and `chat` on a fake device: what is printed, what is kept, and what Ctrl-C does."""
+
+from __future__ import annotations
+
+import builtins
+import io
+from collections.abc import Iterator
+
+import pytest
+
+from chairlift import LLM, SamplingParams
+from chairlift.cli.chat import Conversation
+from chairlift.cli.main import main
+from chairlift.core.types import CacheShape, Request
+from chairlift.worker import build
+from fake_built import TEXT, built
+from fakes import FakeExecutor, expected
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    """The device behind the commands of this test."""
+    executor = FakeExecutor(CacheShape(128, 4))
+    monkeypatch.setattr(build, "build", lambda options: built(executor))
+    return executor
+
+
+def answer(tokens: list[int], num_tokens: int) -> str:
+    params = SamplingParams(max_tokens=num_tokens, temperature=0.0)
+    request = Request(0, tokens, params)
+    ended = [token for token in expected(request, num_tokens) if token not in TEXT.eos_token_ids]
+    return TEXT.tokenizer.decode(ended)
+
+
+def test_a_prompt_is_continued(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Snow falls", "--max-tokens", "6", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Snow falls"), 6) + "\n"
+
+
+def test_a_prompt_from_standard_input(
+    executor: FakeExecutor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Snow\nfalls"))
+    assert main(["generate", "--max-tokens", "6", "--temperature", "0"]) == 0
+    assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Snow\nfalls"), 6) + "\n"
+
+
+def test_a_message_is_answered(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "Hello", "--chat", "--max-tokens", "6", "--temperature", "0"]) == 0
+    prompt = TEXT.encode_chat([{"role": "user", "content": "Hello"}])
+    assert capsys.readouterr().out == answer(prompt, 6) + "\n"
+
+
+def test_a_prompt_that_never_fits(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "snow " * 500]) == 2
+    assert "context" in capsys.readouterr().err
+
+
+def test_a_failed_answer_is_status_1(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
+    executor.fail_row = lambda request: "the row is not finite"
+    assert main(["generate", "Snow"]) == 1
+    assert "not finite" in capsys.readouterr().err
+
+
+class TestChat:
+    @pytest.fixture
+    def llm(self, executor: FakeExecutor) -> Iterator[LLM]:
+        with LLM.from_built(built(executor, max_model_len=400)) as llm:
+            yield llm
+
+    def converse(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> Conversation:
+        """Type these lines, with what each is asked for coming from the fake device."""
+        script = iter(lines)
+
+        def typed(prompt: str = "") -> str:
+            line = next(script, EOFError)
+            if isinstance(line, str):
+                return line
+            raise line
+
+        monkeypatch.setattr(builtins, "input", typed)
+        conversation = Conversation(llm, SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True), "Be brief.")
+        conversation.run()
+        return conversation
+
+    def test_turns_add_up(self, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        conversation = self.converse(llm, monkeypatch, "Hello", "", "  ", KeyboardInterrupt, "Again")
+        roles = [turn["role"] for turn in conversation.turns]
+        assert roles == ["system", "user", "assistant", "user", "assistant"]
+        texts = [turn["content"] for turn in conversation.turns]
+        assert texts[2] == answer(TEXT.encode_chat(conversation.turns[:2]), 5)
+        assert texts[4] == answer(TEXT.encode_chat(conversation.turns[:4]), 5)
+        assert capsys.readouterr().out == f"{texts[2]}\n{texts[4]}\n"
+
+    def test_reset_and_quit(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        conversation = self.converse(llm, monkeypatch, "Hello", "/reset", "/help", "/quit", "never read")
+        assert conversation.turns == [{"role": "system", "content": "Be brief."}]
+
+    def test_a_conversation_that_grew_too_long_goes_on_from_where_it_was(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        conversation = self.converse(llm, monkeypatch, "snow " * 1000, "Hello")
+        assert [turn["content"] for turn in conversation.turns][:2] == ["Be brief.", "Hello"]
+        assert "/reset" in capsys.readouterr().err
+
+    def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
+        self, llm: LLM, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        executor.step_s = 0.002
+        count = 0
+        stream = llm.stream_chat
+
+        def interrupted(*args: object) -> Iterator[object]:
+            nonlocal count
+            for output in stream(*args):  # type: ignore[arg-type]
+                yield output
+                count += 1
+                if count == 2:
+                    raise KeyboardInterrupt
+
+        monkeypatch.setattr(llm, "stream_chat", interrupted)
+        conversation = self.converse(llm, monkeypatch, "Hello")
+        assert [turn["role"] for turn in conversation.turns] == ["system", "user", "assistant"]
+        said = conversation.turns[-1]["content"]
+        assert said != ""
+        assert answer(TEXT.encode_chat(conversation.turns[:2]), 5).startswith(said)
