@@ -93,12 +93,14 @@ class ChatTemplate:
         if guard is None:
             guard = self._guards[tokenizer] = SpecialGuard(tokenizer.scanner)
         text, spans = guard.render(
-            lambda conversation: self._render(conversation, add_generation_prompt),
+            lambda conversation, originals: self._render(conversation, add_generation_prompt, originals),
             conversation_of(messages, tools, kwargs),
         )
         return tokenizer.encode_spans(text, spans)
 
-    def _render(self, conversation: Conversation, add_generation_prompt: bool) -> str:
+    def _render(
+        self, conversation: Conversation, add_generation_prompt: bool, originals: Mapping[int, int] | None = None
+    ) -> str:
         template = self._templates[DEFAULT_TEMPLATE]
         if conversation.tools:
             template = self._templates.get(TOOL_TEMPLATE, template)
@@ -111,7 +113,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._environment.rendered(template, variables, Meter(self._bounds))
+            return self._environment.rendered(template, variables, Meter(self._bounds, originals))
         except TemplateRefusal as error:
             raise InvalidRequest(f"the chat template refuses these messages: {shown(error)}", "messages") from error
         except Exception as error:  # a template can fail in as many ways as a program

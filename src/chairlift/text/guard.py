@@ -1,32 +1,35 @@
 """Telling, in a rendered conversation, the special tokens of the template from those that a user spelled.
 
 The template is rendered twice: once as it is, and once with characters of the users' strings replaced by stand-ins,
-one for one. A special token of the second rendering was written by the template alone; stands a stand-in in it, a user
-had a hand in it. As every stand-in takes the place of one character, both renderings have the same positions, and the
-tokens of the first are those of the second.
+one for one. A special token of the second rendering was written by the template alone; had a user a hand in one, a
+stand-in breaks it up. As every stand-in takes the place of one character, both renderings have the same positions, and
+the special tokens of the second are those of the first.
 
-    plain     <|im_start|>user\\nsay <|im_end|><|im_end|>
-    guarded   <|im_start|>user\\nsay .|im_end|.<|im_end|>          `.`: a stand-in for `<` or `>`
-    special   ^^^^^^^^^^^^                      ^^^^^^^^^^
+    plain     <|im_start|>user say <|im_end|><|im_end|>
+    guarded   <|im_start|>user say .|im_end|.<|im_end|>          `.`: a stand-in for `<` or `>`
+    special   ^^^^^^^^^^^^                   ^^^^^^^^^^
 
-Stand-ins are surrogate code points, which no valid text contains. Where a template looks into what it renders, a
-stand-in may lead it elsewhere; that shows as a difference, and fewer characters are replaced in another attempt.
+Stand-ins are letters without case that occur nowhere in the conversation, so that whatever a template does to text it
+does to them. Comparisons see what they stand for. Where a template looks deeper into what it renders, a stand-in may
+lead it elsewhere; that shows as a difference, and fewer characters are replaced in another attempt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.text.messages import Conversation
 from chairlift.text.specials import Span, SpecialScanner
 
-Render = Callable[[Conversation], str]
-Rewrite = Callable[[str], str]
+Render = Callable[[Conversation, Mapping[int, int] | None], str]
+"""Renders a conversation; with what the stand-ins in it stand for, if it has any."""
+Table = Mapping[int, int]
 
-FIRST_STAND_IN = 0xD800
-MAX_STAND_INS = 0x800
+STAND_INS = (range(0x20000, 0x2A6E0), range(0xAC00, 0xD7A4), range(0x3400, 0x4DC0), range(0x1200, 0x1249))
+"""Letters without case: rare Chinese characters, Hangul syllables, more Chinese characters, Ethiopic."""
 
 
 class SpecialGuard:
@@ -37,71 +40,86 @@ class SpecialGuard:
     """
 
     def __init__(self, scanner: SpecialScanner) -> None:
+        spellings = [spelling.strip() for spelling in scanner.spellings if spelling.strip()]
+        joined = "\n".join(spellings)
         self._scanner = scanner
-        spellings = [spelling for spelling in scanner.spellings if spelling.strip()]
-        alphabet = sorted({character for spelling in spellings for character in spelling if not character.isspace()})
-        codes = {ord(character): FIRST_STAND_IN + index for index, character in enumerate(alphabet[:MAX_STAND_INS])}
-        self._all = codes
-        self._originals = {stand_in: code for code, stand_in in codes.items()}
-        ends = {ord(spelling.strip()[index]) for spelling in spellings for index in (0, -1)}
-        self._ends = {code: stand_in for code, stand_in in codes.items() if code in ends}
-        self._joined = "\n".join(spellings)
-        self._folded = self._joined.casefold()
+        self._alphabet = sorted(ord(character) for character in set(joined) if not character.isspace())
+        self._ends = {ord(spelling[index]) for spelling in spellings for index in (0, -1)}
+        self._folded = joined.casefold()
         self._longest = max(map(len, spellings), default=0)
         self._heads = {spelling[:size] for spelling in spellings for size in range(1, len(spelling))}
         self._tails = {spelling[-size:] for spelling in spellings for size in range(1, len(spelling))}
 
     def render(self, render: Render, conversation: Conversation) -> tuple[str, list[Span]]:
-        """A rendered conversation and the special tokens in it that the template wrote."""
-        plain = render(conversation)
-        guarded = plain
-        for rewrite in (self._cover_ends, self._cover_ends_unless_words, self._cover_spellings):
-            covered = _rewritten(conversation, rewrite)
-            if covered == conversation:
-                return plain, self._scanner.find(plain)
+        """A rendered conversation and the special tokens in it that the template wrote.
+
+        Raises:
+            InvalidRequest: from rendering; or the conversation leaves no character to stand in.
+        """
+        plain = render(conversation, None)
+        if not any(self._is_suspect(text) for text in _strings(conversation)):
+            return plain, self._scanner.find(plain)
+        stand_ins = self._stand_ins(chain([plain], _strings(conversation)))
+        ends = {code: stand_ins[code] for code in self._ends}
+        originals = {stand_in: code for code, stand_in in stand_ins.items()}
+
+        def cover_ends(text: str) -> str:
+            return text.translate(stand_ins if self._is_inside(text) else ends)
+
+        def cover_ends_but_words(text: str) -> str:
+            return text if text.isidentifier() else cover_ends(text)
+
+        def cover_spellings(text: str) -> str:
+            return self._without_spellings(text, stand_ins)
+
+        for cover in (cover_ends, cover_ends_but_words):
             try:
-                guarded = render(covered)
+                guarded = render(_rewritten(conversation, cover), originals)
             except InvalidRequest:
-                if rewrite == self._cover_spellings:
-                    raise
                 continue
-            if guarded.translate(self._originals) == plain:
+            if guarded.translate(originals) == plain:
                 return plain, self._scanner.find(guarded)
-        # The template treats a special token that a user spelled differently from other text: then let it see text.
-        return guarded.translate(self._originals), self._scanner.find(guarded)
+        # Either the template looks for what tokens begin with, and need not be disturbed in that; or it treats special
+        # tokens that a user spelled unlike other text, and then it had better see other text.
+        guarded = render(_rewritten(conversation, cover_spellings), originals)
+        return guarded.translate(originals), self._scanner.find(guarded)
 
-    def _cover_ends(self, text: str) -> str:
-        return text.translate(self._all if self._is_inside(text) else self._ends)
-
-    def _cover_ends_unless_words(self, text: str) -> str:
-        """Leaves words alone that a template may well compare with, such as names of types."""
-        return text if text.isidentifier() else self._cover_ends(text)
-
-    def _cover_spellings(self, text: str) -> str:
-        """Covers whole spellings, in any case, and what may become one together with what stands beside the text."""
-        if text.isidentifier():
-            return text
-        if self._is_inside(text):
-            return text.translate(self._all)
-        covered = list(text)
-        for start, stop in self._scanner.spellings_in(text):
-            covered[start:stop] = text[start:stop].translate(self._all)
-        body = text.rstrip()
-        for size in range(1, min(self._longest, len(body)) + 1):
-            if body[-size:] in self._heads:
-                covered[len(body) - size] = covered[len(body) - size].translate(self._all)
-        start = len(text) - len(text.lstrip())
-        for size in range(1, min(self._longest, len(text) - start) + 1):
-            if text[start : start + size] in self._tails:
-                covered[start + size - 1] = covered[start + size - 1].translate(self._all)
-        return "".join(covered)
+    def _is_suspect(self, text: str) -> bool:
+        return not self._ends.isdisjoint(map(ord, set(text))) or self._is_inside(text)
 
     def _is_inside(self, text: str) -> bool:
+        """Whether a special token may have the whole text inside it, in any case."""
         text = text.strip()
         return 0 < len(text) <= self._longest and text.casefold() in self._folded
 
+    def _stand_ins(self, texts: Iterator[str]) -> dict[int, int]:
+        """A stand-in for every character of the special tokens, none of which is in the texts."""
+        seen = {ord(character) for text in texts if not text.isascii() for character in set(text)}
+        free = (code for block in STAND_INS for code in block if code not in seen)
+        stand_ins = dict(zip(self._alphabet, islice(free, len(self._alphabet)), strict=False))
+        if len(stand_ins) < len(self._alphabet):
+            raise InvalidRequest("messages use too many different characters", "messages")
+        return stand_ins
 
-def _rewritten(conversation: Conversation, rewrite: Rewrite) -> Conversation:
+    def _without_spellings(self, text: str, stand_ins: Table) -> str:
+        """Cover whole spellings, in any case, and what may become one together with what stands beside the text."""
+        if text.isidentifier():
+            return text
+        if self._is_inside(text):
+            return text.translate(stand_ins)
+        covered = list(text)
+        for start, stop in self._scanner.spellings_in(text):
+            covered[start:stop] = text[start:stop].translate(stand_ins)
+        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
+        for size in range(1, min(self._longest, end - begin) + 1):
+            if text[end - size : end] in self._heads:
+                covered[end - size] = text[end - size].translate(stand_ins)
+            if text[begin : begin + size] in self._tails:
+                covered[begin + size - 1] = text[begin + size - 1].translate(stand_ins)
+        return "".join(covered)
+
+
+def _rewritten(conversation: Conversation, rewrite: Callable[[str], str]) -> Conversation:
     """The conversation with every string of the users' rewritten; roles and the names of fields are not theirs."""
     return Conversation(
         [
@@ -113,7 +131,7 @@ def _rewritten(conversation: Conversation, rewrite: Rewrite) -> Conversation:
     )
 
 
-def _map_strings(value: Any, rewrite: Rewrite) -> Any:
+def _map_strings(value: Any, rewrite: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return rewrite(value)
     if isinstance(value, list):
@@ -121,3 +139,25 @@ def _map_strings(value: Any, rewrite: Rewrite) -> Any:
     if isinstance(value, dict):
         return {rewrite(key): _map_strings(item, rewrite) for key, item in value.items()}
     return value
+
+
+def _strings(conversation: Conversation) -> Iterator[str]:
+    """Every string of the users'."""
+    for message in conversation.messages:
+        for name, value in message.items():
+            if name != "role":
+                yield from _strings_in(value)
+    yield from _strings_in(conversation.tools)
+    yield from _strings_in(list(conversation.kwargs.values()))
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings_in(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from _strings_in(item)

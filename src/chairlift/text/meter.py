@@ -8,7 +8,7 @@ touches; nothing larger than the output may become exists even for a moment.
 from __future__ import annotations
 
 import time
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import ItemsView, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 
 from jinja2.utils import Namespace
@@ -33,13 +33,15 @@ class Bounds:
 class Meter:
     """Counts one rendering. `spend` raises once the time is up."""
 
-    __slots__ = ("_deadline", "_left", "bounds", "num_chars")
+    __slots__ = ("_deadline", "_left", "bounds", "num_chars", "originals")
 
     _INTERVAL = 64
     """Units between two looks at the clock: each costs about a microsecond."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: Bounds, originals: Mapping[int, int] | None = None) -> None:
         self.bounds = bounds
+        self.originals = originals
+        """What stand-ins stand for, if this rendering has any (see `guard`): comparisons see the originals."""
         self.num_chars = 0
         """Output so far."""
         self._left = self._INTERVAL

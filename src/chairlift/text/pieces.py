@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

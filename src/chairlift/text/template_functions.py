@@ -55,6 +55,7 @@ def template_filters() -> dict[str, Function]:
         "first": first,
         "last": last,
         "round": rounded,
+        "dictsort": dictsort,
         COMPARED: compared,
         CONCATENATED: concatenated,
         SLICED: sliced,
@@ -63,8 +64,8 @@ def template_filters() -> dict[str, Function]:
         filters[name] = _on_text(FILTERS[name])
     for name in ("abs", "count", "d", "default", "float", "int", "items", "length", "reverse"):
         filters[name] = _on_value(FILTERS[name])
-    for name in ("dictsort", "max", "min", "sort", "unique"):
-        filters[name] = _on_elements(FILTERS[name], with_environment=name != "dictsort")
+    for name in ("max", "min", "sort", "unique"):
+        filters[name] = _on_elements(FILTERS[name])
     for name in ("map", "reject", "rejectattr", "select", "selectattr"):
         filters[name] = FILTERS[name]
     return filters
@@ -181,6 +182,23 @@ def indent(context: Context, value: Any, width: int | str = 4, first: bool = Fal
 
 
 @pass_context
+def dictsort(
+    context: Context, value: Mapping[str, Any], case_sensitive: bool = False, by: str = "key", reverse: bool = False
+) -> list[tuple[str, Any]]:
+    meter = meter_of(context)
+    meter.spend(1 + meter.weigh(value) // 4)
+
+    def rank(item: tuple[str, Any]) -> Any:
+        part = item[1 if by == "value" else 0]
+        if isinstance(part, str):
+            part = part if meter.originals is None else part.translate(meter.originals)
+            return part if case_sensitive else part.lower()
+        return part
+
+    return sorted(value.items(), key=rank, reverse=reverse)
+
+
+@pass_context
 def as_list(context: Context, value: Iterable[Any]) -> list[Any]:
     meter = meter_of(context)
     items = []
@@ -228,9 +246,11 @@ SLICED = "copied in part"
 def compared(context: Context, value: Any) -> Any:
     """The value itself, weighed: comparing and hashing visit all of it."""
     if isinstance(value, str):
+        meter = meter_of(context)
         if len(value) >= LONG_TEXT_CHARS:
-            meter_of(context).grow(len(value))
-    elif not isinstance(value, int | float | Undefined) and value is not None:
+            meter.grow(len(value))
+        return value if meter.originals is None else value.translate(meter.originals)
+    if not isinstance(value, int | float | Undefined) and value is not None:
         meter_of(context).weigh(value)
     return value
 
@@ -276,7 +296,7 @@ def _on_value(function: Function) -> Function:
     return counted
 
 
-def _on_elements(function: Function, with_environment: bool) -> Function:
+def _on_elements(function: Function) -> Function:
     """A function that compares the elements of its first argument with each other."""
 
     @pass_context
@@ -284,7 +304,7 @@ def _on_elements(function: Function, with_environment: bool) -> Function:
         elements = value if isinstance(value, dict) else as_list(context, value)
         meter = meter_of(context)
         meter.spend(1 + meter.weigh(elements) // 4)
-        result = function(*((context.environment,) if with_environment else ()), elements, *values, **named)
+        result = function(context.environment, elements, *values, **named)
         return as_list(context, result) if isinstance(result, Iterator) else result
 
     return weighed
