@@ -59,7 +59,7 @@ class TestInput:
             tmp_path / "in.jsonl", line("a"), "\n", line("b", CHAT, {"messages": []}), line("ü" * 100).rstrip()
         )
         assert [request.custom_id for request in read_requests(path)] == ["a", "b", "ü" * 100]
-        assert check_requests(path) == 3
+        assert check_requests(path) == {"a", "b", "ü" * 100}
 
     @pytest.mark.parametrize(
         ("bad", "reason"),

@@ -52,8 +52,8 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
         raise InvalidOption(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def check_requests(path: Path) -> int:
-    """Number of requests in a batch file, after a look at each: what is wrong is said before anything runs.
+def check_requests(path: Path) -> set[str]:
+    """The ids of the requests in a batch file, after a look at each: what is wrong is said before anything runs.
 
     Raises:
         InvalidOption: as `read_requests`; also for a `custom_id` that comes twice.
@@ -63,7 +63,7 @@ def check_requests(path: Path) -> int:
         if request.custom_id in seen:
             raise InvalidOption(f"{path}: the custom_id {request.custom_id!r} comes twice")
         seen.add(request.custom_id)
-    return len(seen)
+    return seen
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

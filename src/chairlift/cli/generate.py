@@ -79,8 +79,11 @@ def _run_file(arguments: argparse.Namespace) -> int:
     from chairlift.cli.batch import Progress, check_requests, finished_ids, read_requests, run_batch
     from chairlift.cli.offline import served_offline
 
-    num_requests = check_requests(arguments.input)
-    done = finished_ids(arguments.output)
+    wanted = check_requests(arguments.input)
+    done = wanted & finished_ids(arguments.output)
+    if wanted == done:
+        print(f"All {len(done)} requests have their results: {arguments.output}", file=sys.stderr)
+        return 0
     remaining = (request for request in read_requests(arguments.input) if request.custom_id not in done)
     options = engine_options(arguments)
     names = tuple(arguments.served_model_name or ())
@@ -89,7 +92,7 @@ def _run_file(arguments: argparse.Namespace) -> int:
         async with served_offline(options, names) as ask:
             with (
                 arguments.output.open("ab") as output,
-                tqdm(total=num_requests, initial=len(done), unit="req", dynamic_ncols=True) as bar,
+                tqdm(total=len(wanted), initial=len(done), unit="req", dynamic_ncols=True) as bar,
             ):
 
                 def show(progress: Progress) -> None:
