@@ -16,6 +16,8 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 MAX_MESSAGES = 10_000
 MAX_CHARS = 1 << 20
 """Of all strings of a conversation together."""
+VALUE_CHARS = 8
+"""What a number, a list or any other JSON value counts for."""
 MAX_DEPTH = 32
 MAX_KWARGS = 32
 MAX_NAME_CHARS = 64
@@ -62,13 +64,20 @@ class _Size:
     def __init__(self) -> None:
         self.num_chars = 0
 
+    def add_value(self, where: str) -> None:
+        """Count a JSON value: copying and writing one takes as long as a few characters."""
+        self._grow(VALUE_CHARS, where)
+
     def add(self, text: str, where: str) -> str:
-        self.num_chars += len(text)
-        if self.num_chars > MAX_CHARS:
-            raise InvalidRequest(f"a conversation must hold at most {MAX_CHARS} characters", where)
+        self._grow(len(text), where)
         if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
             raise InvalidRequest(f"{where} must not hold half a surrogate pair", where)
         return text
+
+    def _grow(self, num_chars: int, where: str) -> None:
+        self.num_chars += num_chars
+        if self.num_chars > MAX_CHARS:
+            raise InvalidRequest(f"a conversation must hold at most {MAX_CHARS} characters", where)
 
 
 def _message(message: Any, where: str, size: _Size) -> dict[str, Any]:
@@ -171,6 +180,7 @@ def _json(value: Any, where: str, size: _Size, depth: int = 0) -> Any:
     """A deep copy of a value of JSON types."""
     if depth > MAX_DEPTH:
         raise InvalidRequest(f"{where} must not be nested more than {MAX_DEPTH} deep", where)
+    size.add_value(where)
     if isinstance(value, str):
         return size.add(value, where)
     if value is None or isinstance(value, bool | float):
@@ -179,7 +189,6 @@ def _json(value: Any, where: str, size: _Size, depth: int = 0) -> Any:
         if value.bit_length() > 64:
             raise InvalidRequest(f"{where} holds a number of more than 64 bits", where)
         return value
-    size.add("  ", where)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):

@@ -100,11 +100,11 @@ class Meter:
                 if isinstance(item, str):
                     total += len(item)
                 elif isinstance(item, dict):
-                    total += 4 * len(item)
+                    total += 16 * len(item)
                     inner.extend(item)
                     inner.extend(item.values())
                 elif isinstance(item, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
-                    total += 2 * len(item)
+                    total += 8 * len(item)
                     inner.extend(item)
                 elif isinstance(item, Namespace):
                     raise RenderLimit("it writes out a namespace")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from jinja2 import Template, nodes, pass_context
+from jinja2 import Template, Undefined, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -93,6 +93,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(obj, Namespace):
             return True
         return any(isinstance(obj, kind) and attr in allowed for kind, allowed in _ATTRIBUTES)
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Undefined:
+        """Stops at once: an undefined value would print as nothing, and hide that the template is not what it seems."""
+        raise SecurityError(f"attribute {attribute!r} of {type(obj).__name__!r} is not for templates")
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         if isinstance(argument, tuple):
