@@ -169,7 +169,7 @@ def _backend(gguf: GGUF, build: Callable[[], models.BPE]) -> tokenizers.Tokenize
 
 
 def _token_id(gguf: GGUF, name: str, num_tokens: int) -> int | None:
-    """A special token's id; None if the file names none, or one that is not in the vocabulary."""
+    """A special token's id, None if the file names none."""
     key = f"tokenizer.ggml.{name}_token_id"
     if not gguf.has(key):
         return None
