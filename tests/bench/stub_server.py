@@ -31,6 +31,7 @@ class StubServer:
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.close_after_response = False
+        self.client_gone = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,6 +45,10 @@ class StubServer:
                 }
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.headers.append(headers)
+                if json.loads(body or b"{}").get("stub") == "hang":
+                    await reader.read()
+                    self.client_gone.set()
+                    return
                 if not await self._respond(writer, method, path, json.loads(body or b"{}")):
                     return
                 if self.close_after_response:
@@ -73,8 +78,6 @@ class StubServer:
         count = body["max_completion_tokens" if chat else "max_tokens"]
         usage = {"prompt_tokens": 9, "completion_tokens": count}
         words = [f" w{i}" for i in range(count)]
-        if trouble == "hang":
-            await asyncio.Event().wait()
         if trouble == "refuse":
             await self._whole(writer, 503, {"error": {"message": "full"}})
             return True

@@ -55,6 +55,7 @@ def test_a_connection_serves_one_request_after_another() -> None:
     stub = StubServer()
     exchanges = asked(stub, {}, {"stub": "refuse"}, {"stub": "error"}, {}, {})
     assert [exchange.error is None for exchange in exchanges] == [True, False, False, True, True]
+    assert exchanges[1].error == 'HTTP 503: {"error": {"message": "full"}}'
     # The one with the error event was given up in the middle of its response: its connection is of no more use.
     assert stub.num_connections == 2
 
@@ -84,9 +85,17 @@ def test_an_error_in_the_stream() -> None:
     assert exchange.error is not None and "the engine died" in exchange.error
 
 
-def test_a_server_that_does_not_answer() -> None:
-    (exchange,) = asked(StubServer(), {"stub": "hang"}, timeout_s=0.05)
-    assert exchange.error == "TimeoutError"
+def test_a_request_that_is_given_up_takes_its_connection_along() -> None:
+    async def main() -> None:
+        stub = StubServer()
+        async with stub.listening() as url:
+            http = HttpClient(url, clock=time.monotonic, timeout_s=0.05)
+            form = Form("m", "/v1/completions", chat=False, extra={"stub": "hang"})
+            exchange = await OpenAIClient(http, form, time.monotonic).ask(Sample("a", 1, 1))
+            assert exchange.error == "TimeoutError"
+            await asyncio.wait_for(stub.client_gone.wait(), 10.0)
+
+    asyncio.run(main())
 
 
 def test_headers_and_body_arrive() -> None:

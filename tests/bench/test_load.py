@@ -159,6 +159,13 @@ def test_text_has_the_rows_that_people_grep_for() -> None:
     }
 
 
+def test_peak_rate_counts_tokens_in_seconds_of_the_run() -> None:
+    """Six tokens in two chunks, on both sides of the border between the first second and the second."""
+    exchange = Exchange(10.5, [11.25, 11.75], 12.0, num_output_tokens=6)
+    load = Load(num_requests=1, begun=10.5, duration_s=1.5, exchanges=[exchange])
+    assert make_report(load, Wanted()).peak_output_tokens_per_s == 3.0
+
+
 def test_a_run_in_which_everything_failed_has_a_report() -> None:
     report = make_report(loaded(Server([0, 0]), [0.0, 0.0]), Wanted(goodput_ms={"ttft": 1.0}))
     assert to_json(report)["completed"] == 0 and to_json(report)["failed"] == 2
