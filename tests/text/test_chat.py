@@ -128,10 +128,11 @@ def test_p1_on_random_fragments(tokenizers: dict[str, Tokenizer], contents: list
 def test_a_template_that_rewrites_special_tokens_of_users_sees_text(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers["bytes"]
     (end,) = tokenizer.encode("<|end|>", allow_special=True)
-    template = ChatTemplate("{{ messages[0].content | replace('<|end|>', 'x' * 3) }}<|end|>")
-    tokens = template.render_tokens(user("a <|end|>"), tokenizer=tokenizer)
-    assert tokens.count(end) == 1 and tokens[-1] == end
-    assert tokenizer.decode(tokens, skip_special_tokens=False) == "a <|end|><|end|>"
+    for written, expected in (("'x' * 3", "a xxx<|end|>"), ("'<|end|>.'", "a <|end|><|end|>")):
+        template = ChatTemplate("{{ messages[0].content | replace('<|end|>', " + written + ") }}<|end|>")
+        tokens = template.render_tokens(user("a <|end|>"), tokenizer=tokenizer)
+        assert tokens.count(end) == 1 and tokens[-1] == end
+        assert tokenizer.decode(tokens, skip_special_tokens=False) == expected
 
 
 def test_comparisons_and_orders_see_what_users_wrote(tokenizers: dict[str, Tokenizer]) -> None:
@@ -186,7 +187,7 @@ def test_without_spellings_tokens_are_those_of_the_whole_text(
     pairs = [(smollm2.chat_template, smollm2.tokenizer)]
     pairs += [(COMPILED[name], tokenizer) for name in COMPILED for tokenizer in tokenizers.values()]
     for template, tokenizer in pairs:
-        if template in (COMPILED["alternating"], COMPILED["glued"]):
+        if template in (COMPILED["alternating"], COMPILED["glued"]):  # one refuses, one spells
             continue
         text = template.render(messages)
         expected = tokenizer.encode(text, add_special_tokens=False, allow_special=True)

@@ -39,6 +39,7 @@ PHRASES = st.lists(
     max_size=20,
 ).map("".join)
 
+BACKEND = byte_level_backend()
 SENTENCEPIECE = sentencepiece_metadata()
 LOST_BYTES = {4, 6, 19, 20, 22, 29, 0xC0, 0xC1, 0xF1, 0xF2, *range(0xF5, 0x100)}
 
@@ -144,8 +145,7 @@ def test_special_tokens_in_a_text_stay_text(byte_level: Tokenizer, sentencepiece
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=PHRASES)
 def test_allowed_special_tokens_are_those_of_the_library(byte_level: Tokenizer, text: str) -> None:
-    backend = byte_level_backend()
-    assert byte_level.encode(text, allow_special=True) == backend.encode(text, add_special_tokens=False).ids
+    assert byte_level.encode(text, allow_special=True) == BACKEND.encode(text, add_special_tokens=False).ids
 
 
 def test_exactly_the_given_spans_are_special(byte_level: Tokenizer) -> None:

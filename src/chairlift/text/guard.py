@@ -11,7 +11,7 @@ the special tokens of the second are those of the first.
 
 Stand-ins are letters without case that occur nowhere in the conversation, so that whatever a template does to text it
 does to them. Comparisons see what they stand for. Where a template looks deeper into what it renders, a stand-in may
-lead it elsewhere; that shows as a difference, and fewer characters are replaced in another attempt.
+lead it elsewhere; unless the special tokens stay the same, fewer characters are replaced in another attempt.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class SpecialGuard:
             InvalidRequest: from rendering; or the conversation leaves no character to stand in.
         """
         plain = render(conversation, None)
+        spelled = self._scanner.find(plain)
         if not any(self._is_suspect(text) for text in _strings(conversation)):
-            return plain, self._scanner.find(plain)
+            return plain, spelled
         stand_ins = self._stand_ins(chain([plain], _strings(conversation)))
         ends = {code: stand_ins[code] for code in self._ends}
         originals = {stand_in: code for code, stand_in in stand_ins.items()}
@@ -77,8 +78,11 @@ class SpecialGuard:
                 guarded = render(_rewritten(conversation, cover), originals)
             except InvalidRequest:
                 continue
+            spans = self._scanner.find(guarded)
             if guarded.translate(originals) == plain:
-                return plain, self._scanner.find(guarded)
+                return plain, spans
+            if [span.id for span in spans] == [span.id for span in spelled]:
+                return plain, spelled  # the users added none, whatever else the stand-ins changed
         # Either the template looks for what tokens begin with, and need not be disturbed in that; or it treats special
         # tokens that a user spelled unlike other text, and then it had better see other text.
         guarded = render(_rewritten(conversation, cover_spellings), originals)
