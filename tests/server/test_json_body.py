@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.server.errors import ApiError
-from chairlift.server.json_body import MAX_CONTAINERS, convert, read_object
+from chairlift.server.json_body import MAX_STRUCTURE, convert, read_object
 
 
 class Inner(msgspec.Struct):
@@ -42,7 +42,8 @@ class Outer(msgspec.Struct):
         b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
         b'{"a": ' * 100_000,
         b'{"a": ' + b"[" * 1_000_000,
-        b'{"a": [' + b"[]," * MAX_CONTAINERS + b"[]]}",
+        b'{"a": [' + b"[]," * MAX_STRUCTURE + b"[]]}",
+        b"{" + b",".join(b'"%d":1' % key for key in range(MAX_STRUCTURE)) + b"}",
         b"\xff\xfe{\x00}\x00",
         b"\xef\xbb\xbf{}",
         b'{"a": "\xff"}',

@@ -100,3 +100,39 @@ def test_what_a_template_cannot_say_is_a_400() -> None:
     with pytest.raises(ApiError) as caught:
         fit(validate.chat({"messages": [{"role": "assistant", "content": "x"}]}, {}), FakeText(), CONTEXT)
     assert (caught.value.status, caught.value.param) == (400, "messages")
+
+
+class CountingText(FakeText):
+    """Ten characters a token, and a count of what was encoded."""
+
+    num_chars = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        self.num_chars += len(text)
+        return [1] * (len(text) // self.chars_per_token)
+
+    chars_per_token = 10
+
+
+def test_a_hopeless_text_is_refused_by_its_beginning() -> None:
+    text = CountingText()
+    with pytest.raises(ApiError) as caught:
+        fit(validate.completion({"prompt": "x" * 10**7}, {}), text, CONTEXT)
+    assert caught.value.code == "context_length_exceeded"
+    assert text.num_chars < 50_000
+
+
+def test_a_long_text_of_few_tokens_is_served() -> None:
+    text = CountingText()
+    text.chars_per_token = 10**6
+    fitted = fit(validate.completion({"prompt": "x" * 10**7}, {}), text, CONTEXT)
+    assert len(fitted.prompts[0]) == 10
+    assert text.num_chars < 2 * 10**7
+
+
+def test_a_text_to_be_truncated_has_a_limit_of_its_own() -> None:
+    text = CountingText()
+    asked = validate.completion({"prompt": "x" * 10**6, "truncate_prompt_tokens": 5}, {})
+    assert len(fit(asked, text, CONTEXT).prompts[0]) == 5
+    with pytest.raises(ApiError):
+        fit(validate.completion({"prompt": "x" * 2**21, "truncate_prompt_tokens": 5}, {}), text, CONTEXT)

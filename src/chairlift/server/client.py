@@ -121,7 +121,9 @@ class EngineClient(asyncio.Protocol):
         self._live[request.id] = _Live(request, listener)
         self._transport.write(encode(Add(request)))
         max_tokens = request.params.max_tokens
-        self.metrics.on_request(request.n, max_tokens if max_tokens is not None else 0)
+        if max_tokens is None:
+            max_tokens = self.ready.result().max_model_len - len(request.prompt)
+        self.metrics.on_request(request.n, max_tokens)
 
     def abort(self, request_id: int) -> None:
         """Nobody listens any longer. Unknown and finished ids are ignored."""

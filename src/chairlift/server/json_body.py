@@ -15,9 +15,9 @@ from chairlift.server.errors import bad_request
 
 T = TypeVar("T")
 
-MAX_CONTAINERS = 200_000
-"""Most opening brackets in a body. A few megabytes of `[],[],` would keep the interpreter's lock for a third of a
-second; a prompt with that many brackets has more tokens than any context here."""
+MAX_STRUCTURE = 200_000
+"""Most brackets, braces and colons in a body. Reading a few megabytes of `[],[],` or of `"a":1,` keeps the
+interpreter's lock for a third of a second; a prompt with that many has more tokens than any context here."""
 
 
 def read_object(body: bytes) -> dict[str, Any]:
@@ -26,8 +26,8 @@ def read_object(body: bytes) -> dict[str, Any]:
     Raises:
         ApiError: 400.
     """
-    if body.count(b"[") + body.count(b"{") > MAX_CONTAINERS:
-        raise bad_request("The body has too many arrays and objects.")
+    if body.count(b"[") + body.count(b"{") + body.count(b":") > MAX_STRUCTURE:
+        raise bad_request("The body has too many arrays, objects and keys.")
     try:
         text = body.decode("utf-8")
         content = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)

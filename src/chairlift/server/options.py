@@ -26,7 +26,7 @@ class ServerOptions:
     served_model_names: tuple[str, ...] = ()
     """Names that requests may use; the first is the one that responses carry. Empty: the model's own name."""
     allowed_hosts: tuple[str, ...] = ()
-    max_body_bytes: int = 8 << 20
+    max_body_bytes: int = 4 << 20
     max_header_bytes: int = 16 << 10
     max_num_headers: int = 100
     receive_timeout_s: float = 10.0

@@ -13,6 +13,11 @@ from chairlift.server.validate import Prompt, Validated
 
 CONTEXT_CODE = "context_length_exceeded"
 
+PROBE_CHARS_PER_TOKEN = 16
+"""A text with more characters per token of context than this is probed before it is encoded as a whole."""
+MAX_TRUNCATED_CHARS = 1 << 20
+"""Longest text that may be encoded for its end alone."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fitted:
@@ -33,16 +38,17 @@ def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
     _check_ids(asked.params, tokens.vocab_size)
     prompts, params = [], []
     for prompt in asked.prompts:
-        ids = _truncated(_encoded(prompt, asked, tokens), asked, max_model_len)
+        ids = _truncated(_encoded(prompt, asked, tokens, max_model_len), asked, max_model_len)
         prompts.append(ids)
         params.append(_fitted_params(len(ids), asked, max_model_len))
     return Fitted(asked, prompts, params)
 
 
-def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens) -> list[int]:
+def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_len: int) -> list[int]:
     if not prompt:  # a lone token for the beginning of text would be a prompt, but nobody's wish
         raise bad_request("prompt must not be empty", "prompt")
     if isinstance(prompt, str):
+        _probe(prompt, asked, tokens, max_model_len)
         ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
     elif isinstance(prompt[0], dict):
         messages = [message for message in prompt if isinstance(message, dict)]
@@ -56,6 +62,28 @@ def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens) -> list[int
     if not ids:
         raise bad_request("prompt must not be empty", "prompt")
     return ids
+
+
+def _probe(text: str, asked: Validated, tokens: PromptTokens, max_model_len: int) -> None:
+    """Refuse a hopelessly long text by its beginning: megabytes take seconds to encode, whoever sent them.
+
+    A beginning has about as many tokens as it has in the whole; twice the context is beyond that doubt.
+    """
+    if asked.truncate_to is not None:
+        if len(text) > MAX_TRUNCATED_CHARS:
+            raise bad_request(f"prompt must have at most {MAX_TRUNCATED_CHARS} characters to be truncated", "prompt")
+        return
+    size = PROBE_CHARS_PER_TOKEN * max_model_len
+    while size < len(text):
+        num_tokens = len(tokens.encode(text[:size], add_special_tokens=False))
+        if num_tokens > 2 * max_model_len:
+            raise bad_request(
+                f"This model's maximum context length is {max_model_len} tokens. However, your prompt has more than "
+                f"{num_tokens} tokens. Please reduce the length of the prompt.",
+                "prompt",
+                CONTEXT_CODE,
+            )
+        size *= 4
 
 
 def _truncated(ids: list[int], asked: Validated, max_model_len: int) -> list[int]:

@@ -1,0 +1,208 @@
+"""The whole thing with a real model: `chairlift serve` as a user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from chairlift.server.served_text import load_served_text
+from server.fake_worker import FakeOptions
+from server.running import RunningServer, running_server
+from server.test_disconnects import storm
+
+MODEL = "smollm2-135m-instruct"
+
+
+class RealServer:
+    def __init__(self) -> None:
+        command = [sys.executable, "-c", "import sys; from chairlift.cli.main import main; sys.exit(main())"]
+        command += ["serve", MODEL, "--port", "0", "--max-model-len", "512"]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+        assert self.process.stdout is not None
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", self.process.stdout.readline())
+        if match is None:
+            self.close()
+        assert match, self.log
+        self.port = int(match[1])
+
+    def close(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(15)
+        finally:
+            self.process.kill()
+            self._reader.join()
+            for pipe in (self.process.stdout, self.process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        self.log += self.process.stderr
+
+    def metrics(self) -> dict[str, float]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+        return {name.partition("{")[0]: float(value) for name, _, value in values}
+
+    def wait_idle(self) -> None:
+        deadline = time.monotonic() + 10
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        while any(self.metrics()[name] for name in names):
+            assert time.monotonic() < deadline, self.metrics()
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealServer]:
+    server = RealServer()
+    yield server
+    assert server.close() == 0
+
+
+@pytest.fixture
+def client(real: RealServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{real.port}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Name three colours, in French: é, ü, 日本."}],
+        "max_tokens": 40,
+        "temperature": 0,
+    }
+    whole = client.chat.completions.create(**asked)
+    pieces = client.chat.completions.create(**asked, stream=True)
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text
+    assert text == whole.choices[0].message.content
+
+
+def test_a_stop_string_ends_it(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "prompt": "One, two, three, four, five,",
+        "temperature": 0,
+        "max_tokens": 30,
+    }
+    free = client.completions.create(**asked).choices[0].text
+    stop = free[4:7]
+    cut = client.completions.create(**asked, stop=stop).choices[0]
+    assert cut.text == free[: free.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_the_prompt_s_scores_add_up(client: openai.OpenAI) -> None:
+    """A likely ending scores above an unlikely one: what an evaluation harness relies on."""
+
+    def score(ending: str) -> float:
+        answer = client.completions.create(
+            model=MODEL, prompt=f"The capital of France is{ending}", echo=True, max_tokens=0, logprobs=1
+        )
+        logprobs = answer.choices[0].logprobs
+        assert logprobs is not None
+        assert logprobs.token_logprobs is not None
+        return logprobs.token_logprobs[-1]
+
+    assert score(" Paris") > score(" cheese")
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"prompt": [1] * 512}, "context_length_exceeded"),
+        ({"prompt": [1] * 500, "max_tokens": 13}, "context_length_exceeded"),
+        ({"prompt": ""}, None),
+        ({"prompt": "x", "temperature": -1}, None),
+        ({"prompt": "x", "logit_bias": {"49152": 1}}, None),
+        ({"prompt": [49152]}, None),
+        ({"prompt": "x", "n": 129}, None),
+    ],
+)
+def test_what_cannot_be_served_is_a_400_and_the_engine_goes_on(
+    client: openai.OpenAI, fields: dict[str, Any], code: str | None
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model=MODEL, **fields)
+    assert caught.value.code == code
+    assert client.completions.create(model=MODEL, prompt=[1] * 500, max_tokens=1).usage is not None
+
+
+def test_special_tokens_in_a_message_stay_text(client: openai.OpenAI) -> None:
+    answers = [
+        client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=1)
+        for content in ("a", "a<|im_end|>")
+    ]
+    usages = [answer.usage.prompt_tokens for answer in answers if answer.usage is not None]
+    assert usages[1] > usages[0] + 1
+
+
+def test_fifty_clients_of_which_half_leave(real: RealServer) -> None:
+    outcomes = asyncio.run(storm(real.port, 50, seed=3))
+    assert outcomes["served"] > 10
+    real.wait_idle()
+
+
+@pytest.mark.long
+def test_two_thousand_clients_of_which_half_leave(real: RealServer) -> None:
+    outcomes = asyncio.run(storm(real.port, 2000, seed=4))
+    assert outcomes["served"] > 800
+    real.wait_idle()
+    assert not [line for line in real.log if "Traceback" in line or "ERROR" in line]
+
+
+def test_src_vllm_24910_a_large_text_does_not_stop_the_others() -> None:
+    """Megabytes of text, tokens, structure: nobody else waits for 250 ms because of them (with the real tokenizer)."""
+    bodies = {
+        "words": json.dumps({"prompt": "some words again and again " * 140_000}),
+        "chat": json.dumps({"messages": [{"role": "user", "content": "some words again and again " * 37_000}]}),
+        "ids": json.dumps({"prompt": [1] * 1_000_000}),
+        "messages": json.dumps({"messages": [{"role": "user", "content": "x"}] * 80_000}),
+    }
+    with running_server(FakeOptions(), load_served_text(MODEL), log_requests=False) as server:
+        for name, body in bodies.items():
+            path = "/v1/chat/completions" if "messages" in body[:20] else "/v1/completions"
+            stalls = sorted(longest_stall(server, path, body.encode()) for _ in range(3))
+            assert stalls[0] < 0.25, (name, stalls)  # the best of three: other processes stop a loop too
+
+
+def longest_stall(server: RunningServer, path: str, body: bytes) -> float:
+    """The longest time, in seconds, for which the server's loop did nothing else while it refused `body`."""
+    gaps = [0.0]
+
+    async def tick() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.002)
+            now = time.perf_counter()
+            gaps.append(now - last - 0.002)
+            last = now
+
+    async def start() -> asyncio.Task[None]:
+        return asyncio.create_task(tick())
+
+    ticking: asyncio.Task[None] = server.run(start())
+    status, _, _ = server.request("POST", path, body)
+    server.loop.call_soon_threadsafe(ticking.cancel)
+    assert status == 400
+    return max(gaps)
