@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -344,6 +348,56 @@ def test_every_cut_of_a_tokenizer_file_is_one_clear_error(folder: Path) -> None:
         path.write_bytes(data[: len(data) * percent // 100])
         with pytest.raises(InvalidModel):
             hf_tokenizer(path, {})
+
+
+def test_m1_mutated_files_load_or_fail_in_one_line(folder: Path) -> None:
+    """Bytes changed at random in both forms of a file: no crash, and no error but the one for invalid models."""
+    chance = random.Random(11)
+    whole_json = write_tokenizer(folder / "mutated", byte_level_backend(vocab_size=300)).read_bytes()
+    whole_gguf = gguf_of(folder / "mutated.gguf", SENTENCEPIECE).read_bytes()
+    json_path, gguf_path = folder / "mutant.json", folder / "mutant.gguf"
+    loaded = 0
+    for _ in range(150):
+        for whole, path in ((whole_json, json_path), (whole_gguf, gguf_path)):
+            data = bytearray(whole)
+            for _ in range(chance.choice((1, 2, 5))):
+                data[chance.randrange(len(data))] = chance.choice((0, 0x22, 0x7D, 0xFF, chance.randrange(256)))
+            path.write_bytes(data)
+            try:
+                tokenizer = hf_tokenizer(path, {}) if path is json_path else gguf_tokenizer(open_gguf(path))
+            except InvalidModel as error:
+                assert "\n" not in str(error)
+                continue
+            loaded += 1
+            tokenizer.decode(tokenizer.encode("the dog </s>"))
+    assert 0 < loaded < 300
+
+
+def test_a_special_token_with_the_id_of_another(folder: Path) -> None:
+    whole = json.loads(write_tokenizer(folder / "ids", byte_level_backend(vocab_size=300)).read_text())
+    whole["added_tokens"][0]["id"] += 1
+    path = folder / "ids.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(InvalidModel):
+        hf_tokenizer(path, {})
+
+
+def test_forking_after_encoding_warns_of_nothing() -> None:
+    """The library warns, and loses its threads, when a process forks after it has encoded in parallel."""
+    code = (
+        "import os\n"
+        "from chairlift.models import resolve\n"
+        "from chairlift.text import load_text\n"
+        "tokenizer = load_text(resolve('smollm2-135m-instruct')).tokenizer\n"
+        "tokenizer.encode_batch(['word ' * 5000, 'short'])\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os._exit(len(tokenizer.encode('still works')))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment)
+    assert (done.stdout.strip(), done.stderr) == ("2", "")
 
 
 def test_fields_of_the_wrong_type(folder: Path) -> None:

@@ -14,7 +14,7 @@ from chairlift.models.files import shown
 from chairlift.text.pieces import Decoding
 from chairlift.text.pretokenizers import recipe_named
 from chairlift.text.specials import AddedToken
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.tokenizer import Tokenizer, built
 
 MAX_TOKENS = 1 << 20
 MAX_PIECE_CHARS = 1 << 10
@@ -162,10 +162,7 @@ def merges_by_score(scores: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def _backend(gguf: GGUF, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer(build())
-    except Exception as error:  # the library raises plain Exception, with a message about the vocabulary
-        raise gguf.error(f"the tokenizer cannot be built: {shown(error)}") from error
+    return built(lambda: tokenizers.Tokenizer(build()), shown(gguf.path))
 
 
 def _token_id(gguf: GGUF, name: str, num_tokens: int) -> int | None:

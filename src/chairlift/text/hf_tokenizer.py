@@ -15,7 +15,7 @@ from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, read_bytes, shown
 from chairlift.text.pieces import Decoding
 from chairlift.text.specials import AddedToken
-from chairlift.text.tokenizer import Tokenizer
+from chairlift.text.tokenizer import Tokenizer, built
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -53,7 +53,7 @@ def hf_tokenizer(path: Path, config: Mapping[str, Any], eos_token_ids: tuple[int
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidModel(f"{where}: no valid tokenizer: {shown(error)}") from error
     decoding = _decoding(file.decoder, where)
-    first = _backend(data, where)
+    first = built(lambda: tokenizers.Tokenizer.from_buffer(data), where)
     prefix, suffix = _surroundings(first, where)
     first.encode_special_tokens = True
     added = [
@@ -90,16 +90,6 @@ def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(text, str):
             texts[name] = text
     return texts
-
-
-def _backend(data: bytes, where: str) -> tokenizers.Tokenizer:
-    try:
-        return tokenizers.Tokenizer.from_buffer(data)
-    except BaseException as error:
-        # A panic of the library arrives as a BaseException of a type that has no public name.
-        if isinstance(error, KeyboardInterrupt | SystemExit):
-            raise
-        raise InvalidModel(f"{where}: no valid tokenizer: {shown(error)}") from error
 
 
 def _decoding(decoder: dict[str, Any] | None, where: str) -> Decoding:
@@ -160,7 +150,7 @@ def _for_later_text(first: tokenizers.Tokenizer, file: _File, data: bytes, where
         for step in whole["pre_tokenizer"]["pretokenizers"]:
             if step.get("type") == "Metaspace":
                 step["prepend_scheme"] = "never"
-        later = _backend(msgspec.json.encode(whole), where)
+        later = built(lambda: tokenizers.Tokenizer.from_buffer(msgspec.json.encode(whole)), where)
         later.encode_special_tokens = True
         return later
     later = tokenizers.Tokenizer(first.model)

@@ -7,11 +7,12 @@ which of them are special is decided here, span by span.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
+from chairlift.models.files import shown
 from chairlift.text.pieces import Decoding, TokenBytes
 from chairlift.text.specials import AddedToken, Span, SpecialScanner
 
@@ -163,6 +164,20 @@ class Tokenizer:
 
     def _make_text_bytes(self, token: int) -> bytes:
         return b"" if token in self.special_token_ids else self._all_bytes[token]
+
+
+def built(build: Callable[[], tokenizers.Tokenizer], where: str) -> tokenizers.Tokenizer:
+    """What `build` makes with the library.
+
+    Raises:
+        InvalidModel: the library refuses or panics. A panic comes as a BaseException of a type without a public name.
+    """
+    try:
+        return build()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise InvalidModel(f"{where}: the tokenizer cannot be built: {shown(error)}") from error
 
 
 def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
