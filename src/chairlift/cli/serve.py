@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+
+if TYPE_CHECKING:
+    from chairlift.server.ports import ServedText
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -33,6 +38,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="names that requests may use; the first is in responses (default: the model's own)",
     )
     group.add_argument(
+        "--chat-template",
+        type=chat_template,
+        metavar="FILE",
+        help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
+    )
+    group.add_argument(
         "--allowed-host",
         action="append",
         metavar="NAME",
@@ -55,10 +66,25 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.set_defaults(run=run, parser=parser)
 
 
+def chat_template(text: str) -> str:
+    """A chat template from a file, or given as it is.
+
+    Raises:
+        argparse.ArgumentTypeError: neither a file that can be read nor a template.
+    """
+    if "{{" in text or "{%" in text:
+        return text
+    try:
+        return Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"neither a template nor a file that can be read: {text!r}") from error
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from chairlift.server.options import ServerOptions
     from chairlift.server.run import serve
+    from chairlift.server.served_text import load_served_text
     from chairlift.worker.options import worker_command
 
     engine = engine_options(arguments)
@@ -71,4 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
         shutdown_timeout_s=arguments.shutdown_timeout,
         log_requests=arguments.enable_log_requests,
     )
-    return serve(server, engine.model, lambda fd: worker_command(engine, fd))
+
+    def load_text(model: str) -> ServedText:
+        return load_served_text(model, arguments.chat_template)
+
+    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text)

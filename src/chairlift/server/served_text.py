@@ -45,10 +45,10 @@ class _ServedText:
         )
 
 
-def load_served_text(model: str) -> ServedText:
-    """The text of a model named by path or as an installed package.
+def load_served_text(model: str, chat_template: str | None = None) -> ServedText:
+    """The text of a model named by path or as an installed package; `chat_template` replaces its own.
 
     Raises:
         InvalidModel: there is no such model, or its tokenizer cannot be read.
     """
-    return _ServedText(load_text(resolve(model)))
+    return _ServedText(load_text(resolve(model), chat_template))

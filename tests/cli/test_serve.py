@@ -1,0 +1,74 @@
+"""`chairlift serve`: flags become the options of server and worker, and a real server answers and stops."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chairlift.cli.main import main
+from chairlift.cli.serve import chat_template
+from chairlift.server import run as server_run
+from chairlift.server.options import ServerOptions
+from chairlift.worker.options import EngineOptions, decode_options
+
+
+def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    def serve(*arguments: Any) -> int:
+        told.extend(arguments)
+        return 7
+
+    monkeypatch.setattr(server_run, "serve", serve)
+    monkeypatch.setenv("CHAIRLIFT_API_KEY", "secret")
+    argv = ["serve", "some-model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "a", "b"]
+    assert main([*argv, "--max-num-seqs", "3", "--shutdown-timeout", "5", "--no-enable-log-requests"]) == 7
+    options, model, worker_command, _ = told
+    assert options == ServerOptions(
+        host="0.0.0.0",
+        port=0,
+        api_keys=("secret",),
+        served_model_names=("a", "b"),
+        shutdown_timeout_s=5.0,
+        log_requests=False,
+    )
+    assert model == "some-model"
+    command = worker_command(9)
+    assert command[command.index("--fd") + 1] == "9"
+    encoded = command[command.index("--options") + 1]
+    assert decode_options(encoded) == EngineOptions(model="some-model", max_num_seqs=3)
+    assert "secret" not in " ".join(command)
+
+
+def test_a_chat_template_from_a_file_or_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jinja"
+    path.write_text("{{ messages }}", encoding="utf-8")
+    assert chat_template(str(path)) == chat_template("{{ messages }}") == "{{ messages }}"
+    with pytest.raises(argparse.ArgumentTypeError):
+        chat_template(str(tmp_path / "none"))
+
+
+def test_a_real_server_answers_and_stops() -> None:
+    code = "import sys; from chairlift.cli.main import main; sys.exit(main())"
+    small = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "256"]
+    command = [sys.executable, "-c", code, "serve", "--port", "0", *small]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        body = {"prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert answer["choices"][0]["text"].startswith(" Paris")
