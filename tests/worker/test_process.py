@@ -201,11 +201,12 @@ def test_ctrl_c_is_not_its_business_and_sigterm_is(start: Start) -> None:
     assert worker.exit_status() == -signal.SIGTERM
 
 
-def test_frames_that_make_no_sense_change_nothing(start: Start) -> None:
+@pytest.mark.parametrize("count", [4_000, pytest.param(200_000, marks=pytest.mark.long)])
+def test_frames_that_make_no_sense_change_nothing(start: Start, count: int) -> None:
     worker = start()
     worker.receive()
     random = Random(7)
-    for body in mutants(5, 4000):
+    for body in mutants(5, count):
         worker.sock.sendall(len(body).to_bytes(4, "little") + body)
     worker.send(*(Abort(random.randrange(1 << 63)) for _ in range(50)), Abort(7))
     assert worker.process.poll() is None
