@@ -107,6 +107,31 @@ class Driver:
         self._plan, self._step = StepPlan(0), self._step + 1
         return result
 
+    def num_known(self, slot: int) -> int:
+        """Tokens that the scheduler would know: the prompt and what was sampled."""
+        return self._known[slot]
+
     def logits(self, slot: int) -> NDArray[np.float32]:
         """Logits that the slot's last sample was taken from, `[vocab]`."""
         return self.recorder.logits[slot]
+
+
+def run_decoding(driver: Driver, tokens: Sequence[int], num_prompt: int, *, slot: int = 0) -> NDArray[np.float32]:
+    """Logits after each position from num_prompt - 1 on: the prompt as one chunk, then decodes."""
+    driver.join(slot, tokens, num_prompt)
+    driver.step({slot: num_prompt})
+    rows = [driver.logits(slot)]
+    for _ in range(num_prompt, len(tokens)):
+        driver.step(decodes=[slot])
+        rows.append(driver.logits(slot))
+    driver.leave(slot)
+    return np.stack(rows)
+
+
+def divergence(own: NDArray[np.float32], exact: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Kullback-Leibler divergence of logits from exact ones, in nats, `[rows]`."""
+    p, q = (x.astype(np.float64) - x.max(axis=1, keepdims=True) for x in (exact, own))
+    p -= np.log(np.exp(p).sum(axis=1, keepdims=True))
+    q -= np.log(np.exp(q).sum(axis=1, keepdims=True))
+    result: NDArray[np.float64] = (np.exp(p) * (p - q)).sum(axis=1)
+    return result

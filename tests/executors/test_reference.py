@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from chairlift.core.types import CacheShape, SamplingParams
-from chairlift.executors.reference import ReferenceExecutor, ReferenceModel, forward, weights_of
+from chairlift.executors.reference import ReferenceExecutor, ReferenceModel, empty_caches, forward, weights_of
 from chairlift.models import Model, ModelConfig, open_model, resolve
 from executors.checkpoints import CONFIGS, FIXTURES, VOCAB_SIZE, tokens_of, write_checkpoint
 from executors.driving import BLOCK_SIZE, Driver, Recorder
@@ -30,9 +30,8 @@ def expected(name: str) -> Floats:
 
 
 def computed(config: ModelConfig, weights: dict[str, Floats], token_ids: list[int]) -> Floats:
-    shape = (len(token_ids), config.num_kv_heads, config.head_size)
-    caches = [[np.zeros(shape, np.float32) for _ in range(config.num_layers)] for _ in "kv"]
-    return ReferenceModel(config, weights).forward(token_ids, 0, *caches)
+    keys, values = empty_caches(config, len(token_ids))
+    return ReferenceModel(config, weights).forward(token_ids, 0, keys, values)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

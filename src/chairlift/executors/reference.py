@@ -79,11 +79,12 @@ def weights_of(model: Model) -> dict[str, Floats]:
 
 def forward(model: Model, token_ids: list[int]) -> Floats:
     """Logits after each token of a whole sequence, `[tokens, vocab]`."""
-    keys, values = _caches(model.config, len(token_ids))
+    keys, values = empty_caches(model.config, len(token_ids))
     return ReferenceModel(model.config, weights_of(model)).forward(token_ids, 0, keys, values)
 
 
-def _caches(config: ModelConfig, num_positions: int) -> tuple[list[Floats], list[Floats]]:
+def empty_caches(config: ModelConfig, num_positions: int) -> tuple[list[Floats], list[Floats]]:
+    """Keys and values of each layer, `[positions, kv_heads, head_size]`."""
     shape = (num_positions, config.num_kv_heads, config.head_size)
     layers = range(config.num_layers)
     return [np.zeros(shape, np.float32) for _ in layers], [np.zeros(shape, np.float32) for _ in layers]
@@ -135,7 +136,7 @@ class ReferenceExecutor:
         self.cache_shape = cache_shape
         self._model = ReferenceModel(model.config, weights_of(model))
         self._sampler = sampler
-        self._keys, self._values = _caches(model.config, cache_shape.num_blocks * cache_shape.block_size)
+        self._keys, self._values = empty_caches(model.config, cache_shape.num_blocks * cache_shape.block_size)
         self._rows: dict[int, _Row] = {}
 
     def submit(self, plan: StepPlan) -> ReferencePending:

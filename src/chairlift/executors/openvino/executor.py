@@ -14,7 +14,7 @@ from chairlift.executors.openvino.buckets import round_up
 from chairlift.executors.openvino.inputs import Rows, StepInputs, num_outputs
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.program import MAX_HEAD_ROWS, Program
-from chairlift.executors.openvino.rates import MAX_TOKEN_BUDGET, TARGET_STEP_S
+from chairlift.executors.openvino.rates import suggest_token_budget
 from chairlift.models import Model
 from chairlift.sampling import Sampler, score
 
@@ -35,13 +35,11 @@ class OpenVINOExecutor:
         self._sampler = sampler
         max_blocks = -(-options.max_model_len // self.cache_shape.block_size)
         self._rows = Rows(options.max_num_seqs, max_blocks, self.cache_shape.block_size)
-        wanted = options.max_num_batched_tokens
-        if wanted is not None:
-            program.warm_up(wanted, wanted, 0.0)
-            self.max_num_batched_tokens = wanted
-        else:
-            self.max_num_batched_tokens = program.warm_up(options.max_num_seqs, MAX_TOKEN_BUDGET, TARGET_STEP_S)
-        self.step_rates = program.measure_rates(round_up(self.max_num_batched_tokens))
+        self.step_rates = program.measure_rates()
+        self.max_num_batched_tokens = options.max_num_batched_tokens or suggest_token_budget(
+            self.step_rates, options.max_num_seqs
+        )
+        program.warm_up(self.max_num_batched_tokens)
 
     @classmethod
     def load(

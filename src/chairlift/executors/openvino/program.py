@@ -17,7 +17,7 @@ from chairlift.executors.openvino.graph import attention_shape, build
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
-from chairlift.executors.openvino.rates import StepRates, fit_rates
+from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
 from chairlift.models import Model
 
 MAX_HEAD_ROWS = 64
@@ -91,35 +91,36 @@ class Program:
 
     # ------------------------------------------------------------ before the first step
 
-    def warm_up(self, at_least: int, at_most: int, max_step_s: float) -> int:
-        """Run every bucket once, so that no request pays for a first time; returns the largest one that was run.
+    def measure_rates(self) -> StepRates:
+        """Step time as a line through two sizes, and a pass over some context; takes a few steps of time.
 
-        Up to `at_least` tokens always, then on to `at_most` while a step takes no longer than `max_step_s`.
+        The larger size is the first that fills `TARGET_STEP_S`, or large enough to see what a token costs.
         """
-        largest, seconds = 0, 0.0
-        for size in buckets_up_to(at_most):
-            if largest >= at_least and seconds * size / largest > max_step_s:
-                seconds = self.time_step(largest)  # without what a first time costs
-                if seconds * size / largest > max_step_s:
-                    break
+        few_s, many, many_s = self._best_time(1), 1, 0.0
+        for many in (8, 64):
+            many_s = self._best_time(many)
+            if many_s > TARGET_STEP_S:
+                break
+        past_len = min(1024, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
+        added_s = self._best_time(8, past_len) - self._best_time(8)
+        return fit_rates((1, few_s), (many, many_s), (8 * past_len, added_s))
+
+    def warm_up(self, max_num_tokens: int) -> None:
+        """Run every bucket of up to `max_num_tokens` tokens once, so that no request pays for a first time."""
+        for size in buckets_up_to(max_num_tokens):
             if size <= MAX_HEAD_ROWS:
                 self.logits(np.zeros((size, self._hidden_size), np.float32))
-            seconds = self.time_step(size)
-            largest = size
+            self._time_step(size)
         self._packed.release()
-        return largest
 
-    def time_step(self, num_rows: int, past_len: int = 0) -> float:
+    def _best_time(self, num_rows: int, past_len: int = 0) -> float:
+        """The better of two, since the first of a size pays for being the first."""
+        return min(self._time_step(num_rows, past_len) for _ in range(2))
+
+    def _time_step(self, num_rows: int, past_len: int = 0) -> float:
         """Seconds that the body takes for rows of one token with the same past, read from blocks as they are."""
         inputs = uniform_inputs(num_rows, past_len, self.cache_shape)
         begun = time.perf_counter()
         self.start(inputs)
         self.hidden_states()
         return time.perf_counter() - begun
-
-    def measure_rates(self, num_tokens: int) -> StepRates:
-        """Step time as a line through the sizes 1 and `num_tokens`, both run before, and a pass over some context."""
-        num_rows, past_len = min(num_tokens, 8), min(1024, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
-        small, large = self.time_step(1), self.time_step(num_tokens)
-        added = self.time_step(num_rows, past_len) - self.time_step(num_rows)
-        return fit_rates((1, small), (num_tokens, large), (num_rows * past_len, added))

@@ -1,0 +1,101 @@
+"""Products and embeddings in every precision and from every encoding, each as a graph of its own, against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import openvino as ov
+import pytest
+from numpy.typing import NDArray
+from openvino import Type
+from openvino import opset13 as op
+
+from chairlift.executors.openvino.attention import parameter
+from chairlift.executors.openvino.layers import embedding, product, rms_norm, rope_tables, rotate
+from chairlift.executors.openvino.options import Dtype
+from chairlift.executors.openvino.weights import Arena, pack
+from chairlift.models import Encoding, Tensor, to_float32, to_int4, to_int8
+from models.writers import encode
+
+Floats = NDArray[np.float32]
+EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+
+
+def tensor(rows: int, cols: int, encoding: str, seed: int) -> Tensor:
+    numbers = np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) + 0.3
+    _, _, stored = encode(numbers, encoding)
+    return Tensor(f"w{seed}", (rows, cols), Encoding[encoding], memoryview(stored))
+
+
+def run(model: ov.Model, *inputs: NDArray[np.float32] | NDArray[np.int32], properties: dict[str, str]) -> Floats:
+    request = ov.Core().compile_model(model, "CPU", properties).create_infer_request()
+    output: Floats = request.infer(list(inputs))[0].copy()
+    return output
+
+
+def rounded(one: Tensor, dtype: Dtype) -> Floats:
+    match dtype:
+        case "int8":
+            return to_int8(one, 64).to_float32()
+        case "int4":
+            return to_int4(one, 32).to_float32()
+        case _:
+            return to_float32(one)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2), ("int8", 1e-4), ("int4", 1e-4)]
+)
+def test_products(dtype: Dtype, tolerance: float, encoding: str) -> None:
+    """Three weights multiplied as one; the relative error is that of the arithmetic, not of the rounding."""
+    parts = [tensor(rows, 192, encoding, rows) for rows in (64, 32, 16)]
+    arena = Arena()
+    x = parameter("x", Type.f32, [-1, 192])
+    y = product(x.output(0), pack(parts, dtype, 64 if dtype == "int8" else 32, arena))
+    data = np.random.default_rng(0).standard_normal((5, 192)).astype(np.float32)
+    got = run(ov.Model([op.result(y)], [x], "product"), data, properties=EXACT)
+    exact = data @ np.concatenate([rounded(part, dtype) for part in parts]).T
+    assert np.abs(got - exact).max() < tolerance * np.abs(exact).max()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("bfloat16", 0.02), ("int8", 0.02)])
+def test_embeddings(dtype: Dtype, tolerance: float) -> None:
+    table = tensor(50, 64, "Q8_0", 1)
+    arena = Arena()
+    ids = parameter("ids", Type.i32, [-1])
+    rows = embedding(ids.output(0), pack([table], dtype, 32, arena))
+    wanted = np.array([3, 49, 3, 0], np.int32)
+    got = run(ov.Model([op.result(rows)], [ids], "embedding"), wanted, properties=EXACT)
+    assert np.abs(got - to_float32(table)[wanted]).max() <= tolerance
+
+
+def test_rotation_and_norm_are_one_kernel_each() -> None:
+    """The plugin recognises them only in one form; written otherwise they cost a tenth of a step."""
+    x = parameter("x", Type.f32, [-1, 4 * 64])
+    positions = parameter("positions", Type.i32, [-1])
+    tables = rope_tables(positions.output(0), np.full(32, 0.1, np.float32))
+    y = rotate(rms_norm(x.output(0), np.ones(256, np.float32), 1e-5), tables, 4, 64)
+    compiled = ov.Core().compile_model(ov.Model([op.result(y)], [x, positions], "fused"), "CPU", EXACT)
+    kinds = [node.get_rt_info()["layerType"].value for node in compiled.get_runtime_model().get_ops()]
+    assert kinds.count("RoPE") == 1
+    assert kinds.count("RMS") == 1
+
+
+def test_positions_keep_their_precision_under_bfloat16() -> None:
+    """bfloat16 has 8 bits: 8,191 would become 8,192, and every token near it the same."""
+    x = parameter("x", Type.f32, [-1, 64])
+    positions = parameter("positions", Type.i32, [-1])
+    inv_freq = (10000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
+    y = rotate(x.output(0), rope_tables(positions.output(0), inv_freq), 1, 64)
+    data = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+    where = np.array([8189, 8190, 8191], np.int32)
+    got = run(
+        ov.Model([op.result(y)], [x, positions], "rope"),
+        data,
+        where,
+        properties={"INFERENCE_PRECISION_HINT": "bf16"},
+    )
+    angles = where[:, None] * inv_freq
+    a, b = data[:, :32], data[:, 32:]
+    exact = np.concatenate((a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)), axis=1)
+    assert np.abs(got - exact).max() < 0.05

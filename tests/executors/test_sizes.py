@@ -1,0 +1,76 @@
+"""Buckets, step rates and the size of the cache: small arithmetic that decides how a step looks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from chairlift.core.errors import InvalidOption
+from chairlift.executors.openvino.buckets import buckets_up_to, round_down, round_up
+from chairlift.executors.openvino.cache import available_bytes, num_cache_blocks
+from chairlift.executors.openvino.rates import MAX_TOKEN_BUDGET, StepRates, fit_rates, suggest_token_budget
+
+
+def test_buckets_hold_their_rows_with_little_padding() -> None:
+    sizes = buckets_up_to(5000)
+    assert sizes == sorted(set(sizes))
+    for n in range(1, 5001):
+        assert n <= round_up(n) <= max(n, n * 1.25)
+        assert round_up(n) == min(size for size in sizes if size >= n)
+        assert round_down(n) == max(size for size in sizes if size <= n)
+    assert [round_up(n) for n in (1, 2, 3, 5, 8, 9, 33, 64, 65)] == [1, 2, 3, 5, 8, 10, 40, 64, 80]
+
+
+def test_rates_are_the_line_through_what_was_measured() -> None:
+    rates = fit_rates((1, 0.011), (101, 0.111), (2000, 0.004))
+    assert rates.step_s(1) == pytest.approx(0.011)
+    assert rates.step_s(101) == pytest.approx(0.111)
+    assert rates.step_s(1, 1000) == pytest.approx(0.013)
+
+
+@pytest.mark.parametrize("large_s", [0.009, 0.010])
+def test_rates_from_noise_are_never_negative(large_s: float) -> None:
+    rates = fit_rates((1, 0.010), (8, large_s), (100, -0.001))
+    assert rates.token_s == 0 and rates.context_s == 0
+    assert suggest_token_budget(rates, 4) == MAX_TOKEN_BUDGET
+
+
+@pytest.mark.parametrize(("token_s", "budget"), [(0.4e-3, 256), (0.1e-3, 1024), (10e-3, 10), (5.0, 8)])
+def test_token_budget_keeps_a_step_short_but_serves_everybody(token_s: float, budget: int) -> None:
+    rates = StepRates(0.01, token_s, 0.0)
+    assert suggest_token_budget(rates, max_num_seqs=8) == budget
+    assert budget == 8 or rates.step_s(budget) <= 0.125
+    assert suggest_token_budget(rates, max_num_seqs=1000) >= 1000
+
+
+def test_cache_takes_what_it_is_given_less_a_scratch_block() -> None:
+    assert num_cache_blocks(1000, 32, memory_bytes=10_999, max_num_seqs=64, max_model_len=4096) == 9
+    assert num_cache_blocks(1000, 32, memory_bytes=10**9, max_num_seqs=3, max_model_len=33) == 6
+    assert num_cache_blocks(1000, 32, memory_bytes=2000, max_num_seqs=3, max_model_len=33) == 1
+    with pytest.raises(InvalidOption, match="at least 2000 bytes, but may have only 1999"):
+        num_cache_blocks(1000, 32, memory_bytes=1999, max_num_seqs=3, max_model_len=33)
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_free_memory_is_the_machines_or_the_control_groups(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemTotal: 2000 kB\nMemFree: 10 kB\nMemAvailable:    1000 kB\n")
+    assert available_bytes(tmp_path) == 1_024_000
+    write(tmp_path / "sys/fs/cgroup/memory.max", "max\n")
+    write(tmp_path / "sys/fs/cgroup/memory.current", "700000\n")
+    assert available_bytes(tmp_path) == 1_024_000
+    write(tmp_path / "sys/fs/cgroup/memory.max", "900000\n")
+    assert available_bytes(tmp_path) == 200_000
+    write(tmp_path / "sys/fs/cgroup/memory.current", "950000\n")
+    assert available_bytes(tmp_path) == 0
+
+
+def test_free_memory_in_a_version_1_control_group(tmp_path: Path) -> None:
+    write(tmp_path / "proc/meminfo", "MemAvailable: 1000 kB\n")
+    write(tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes", "500000\n")
+    write(tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes", "100000\n")
+    assert available_bytes(tmp_path) == 400_000

@@ -1,0 +1,87 @@
+"""The embedded model: float32 near the oracle, the default near float32, and little difference between cuts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.executors.openvino.options import Dtype
+from chairlift.executors.reference import forward
+from chairlift.models import DEFAULT_MODEL, Model, open_model, resolve
+from chairlift.text import load_text
+from executors.driving import Driver, Recorder, divergence, run_decoding
+
+NUM_BLOCKS = 8
+TEXT = (
+    "A ski lift never stops: people step on and off at every pass, and nobody waits for the slowest of a group to "
+    "reach the top. The inventor had watched the queue at the old funicular, which left only when it was full."
+)
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return open_model(resolve(DEFAULT_MODEL))
+
+
+@pytest.fixture(scope="module")
+def tokens() -> list[int]:
+    return load_text(resolve(DEFAULT_MODEL)).tokenizer.encode(TEXT)
+
+
+@pytest.fixture(scope="module")
+def exact(model: Model, tokens: list[int]) -> Floats:
+    return forward(model, tokens)
+
+
+@pytest.fixture(scope="module")
+def load(model: Model) -> Callable[[Dtype], Driver]:
+    @cache
+    def executor(dtype: Dtype) -> Driver:
+        recorder = Recorder(2, model.config.vocab_size)
+        options = ExecutorOptions(max_num_seqs=2, max_model_len=128, dtype=dtype, max_num_batched_tokens=2)
+        return Driver(OpenVINOExecutor.load(model, options, lambda *_: recorder), recorder, NUM_BLOCKS)
+
+    return executor
+
+
+def test_float32_is_the_oracle(load: Callable[[Dtype], Driver], tokens: list[int], exact: Floats) -> None:
+    own = run_decoding(load("float32"), tokens, 30)
+    assert np.abs(own - exact[29:]).max() < 1e-3
+    assert exact.std() > 2
+
+
+@pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.03), ("int4", 0.03)])
+def test_default_is_near_float32(
+    dtype: Dtype, bound: float, load: Callable[[Dtype], Driver], tokens: list[int], exact: Floats
+) -> None:
+    """Its file's four-bit weights are exact in int4, and in int8 nearly so."""
+    own = run_decoding(load(dtype), tokens, 8)
+    assert 0 < divergence(own, exact[7:]).mean() < bound
+
+
+@pytest.mark.parametrize("size", [2, 7, 33])
+def test_default_depends_little_on_how_a_prompt_is_cut(
+    size: int, load: Callable[[Dtype], Driver], tokens: list[int]
+) -> None:
+    """Mean divergence of chunked prompts from whole ones: at most 0.001 nats.
+
+    No piece is a single token: those are computed like decodes, whose attention rounds to bfloat16 at other places;
+    rounding activations to int8 then makes that as large as its own error.
+    """
+    driver = load("int8")
+    rows = []
+    for chunk in (size, len(tokens)):
+        for count in range(20, 40, 2):
+            driver.join(1, tokens, count)
+            while (lacking := count - driver.computed[1]) > 0:
+                driver.step({1: lacking if lacking <= chunk + 1 else chunk})
+            rows.append(driver.logits(1))
+            driver.leave(1)
+    cut, whole = np.split(np.stack(rows), 2)
+    assert divergence(cut, whole).mean() <= 1e-3
