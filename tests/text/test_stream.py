@@ -200,6 +200,18 @@ def test_bytes_that_are_no_characters() -> None:
     assert stream.finish() == "\ufffd"
 
 
+def test_half_a_surrogate_is_an_error_at_once() -> None:
+    stream = TextStream(TOKENIZER)
+    assert [stream.push([byte]) for byte in b"\xed\xac\x80\xed\x9f\xbf"] == [
+        "",
+        "\ufffd\ufffd",
+        "\ufffd",
+        "",
+        "",
+        "\ud7ff",
+    ]
+
+
 def test_an_incomplete_character_before_a_possible_stop_string_is_already_certain() -> None:
     stream = TextStream(TOKENIZER, ("<stop>",))
     assert stream.push([0xE4]) == ""

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from chairlift.text.stops import StopAutomaton
 from chairlift.text.tokenizer import Tokenizer
 
+_SURROGATE_HALF = b"\xed\xa0"
+
 
 class TextStream:
     """The text of one sequence, a piece per push, cut before the first stop string.
@@ -88,4 +90,8 @@ class TextStream:
             data = self._partial + data
         text, used = utf_8_decode(data, "replace", final)
         self._partial = data[used:]
+        if self._partial and _SURROGATE_HALF <= self._partial < b"\xee":
+            # Python waits for the third byte of a surrogate, though UTF-8 has none: these two are errors already.
+            text += self._partial.decode("utf-8", "replace")
+            self._partial = b""
         return text
