@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
 import socket
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from chairlift.server.connection import LimitedConnection
 from server.fake_worker import FakeOptions
 from server.running import RunningServer, running_server, until
 
@@ -25,6 +27,11 @@ def server() -> Iterator[RunningServer]:
     options = FakeOptions(step_s=0.001, max_num_seqs=32, prefill_steps=3, heartbeat_s=0.05)
     with running_server(options, log_requests=False) as running:
         yield running
+
+
+def num_connection_objects() -> int:
+    """A timer that was forgotten keeps the connection it was for."""
+    return sum(isinstance(thing, LimitedConnection) for thing in gc.get_objects())
 
 
 def num_descriptors() -> int:
@@ -101,6 +108,7 @@ def check(server: RunningServer, count: int, seed: int) -> None:
     server.wait_idle()
     until(lambda: server.num_connections() == 0)
     until(lambda: num_descriptors() <= descriptors)
+    until(lambda: gc.collect() >= 0 and num_connection_objects() == 0)
     metrics = server.client.metrics
     assert metrics is not None
     until(lambda: metrics.num_running == metrics.num_waiting == metrics.num_used_blocks == 0)

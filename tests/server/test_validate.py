@@ -123,6 +123,7 @@ def test_chat_logprobs_need_the_switch() -> None:
     assert chat(logprobs=True, top_logprobs=3).params.logprobs == 3
     assert chat(logprobs=True).params.logprobs == 0
     assert chat(logprobs=False).params.logprobs is None
+    assert chat(top_logprobs=0).params.logprobs is None
     assert refusal(chat, top_logprobs=3).param == "top_logprobs"
 
 

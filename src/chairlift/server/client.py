@@ -180,7 +180,6 @@ class EngineClient(asyncio.Protocol):
                 self.metrics = self._make_metrics(message)
                 self.ready.set_result(message)
         elif isinstance(message, Failed):
-            _log.error("the engine failed: %s", message.message)
             self._die(message.message)
 
     def _step(self, step: Step) -> None:

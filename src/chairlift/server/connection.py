@@ -77,6 +77,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_receive_timer()
         self._stop_write_timer()
+        self._unset_keepalive_if_required()  # uvicorn forgets that if the client reset the connection
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

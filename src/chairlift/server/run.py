@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -62,11 +64,18 @@ def serve(
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    _allow_descriptors()
     sock = bind(options)
     with contextlib.closing(sock), WorkerProcess(worker_command) as process:
         service = _Service(options, process, lambda: load_text(model))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options), sock.getsockname()[1]))
+
+
+def _allow_descriptors() -> None:
+    """As many connections as the system lets this process have; the usual soft limit is a thousand."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Service:
@@ -99,6 +108,8 @@ class _Service:
                 if ready is None:
                     return EXIT_OK
                 self._greet(ready, port)
+                gc.collect()
+                gc.freeze()  # the model's vocabulary and the modules live as long as the process
                 await self._told.wait()
                 is_clean = await self._drain(client) if not client.dead.done() else await self._mourn(client)
                 client.drain()

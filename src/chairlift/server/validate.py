@@ -116,7 +116,7 @@ def chat(content: dict[str, Any], defaults: Defaults) -> Validated:
     body = convert(content, ChatBody)
     if not body.messages:
         raise bad_request("messages must not be empty", "messages")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
