@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -19,7 +20,7 @@ import pytest
 
 from chairlift.server.served_text import load_served_text
 from server.fake_worker import FakeOptions
-from server.running import RunningServer, running_server
+from server.running import RunningServer, running_server, until
 from server.test_disconnects import storm
 
 MODEL = "smollm2-135m-instruct"
@@ -62,6 +63,9 @@ class RealServer:
         connection.close()
         values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name.partition("{")[0]: float(value) for name, _, value in values}
+
+    def num_descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
     def wait_idle(self) -> None:
         deadline = time.monotonic() + 10
@@ -158,9 +162,12 @@ def test_special_tokens_in_a_message_stay_text(client: openai.OpenAI) -> None:
 
 
 def test_fifty_clients_of_which_half_leave(real: RealServer) -> None:
+    real.wait_idle()
+    before = real.num_descriptors()
     outcomes = asyncio.run(storm(real.port, 50, seed=3))
     assert outcomes["served"] > 10
     real.wait_idle()
+    until(lambda: real.num_descriptors() <= before)
 
 
 @pytest.mark.long

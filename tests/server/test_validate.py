@@ -168,6 +168,10 @@ def test_parts_of_type_text_are_one_text() -> None:
     assert chat(messages=[{"role": "user", "content": content}]).prompts == [[{"role": "user", "content": "ab"}]]
 
 
+def test_a_developer_is_the_system() -> None:
+    assert chat(messages=[{"role": "developer", "content": "x"}]).prompts == [[{"role": "system", "content": "x"}]]
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -178,6 +182,8 @@ def test_parts_of_type_text_are_one_text() -> None:
         {"role": "user", "content": [{"type": "input_audio"}]},
         {"role": "user", "content": [{"type": "text"}]},
         {"role": "tool", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "", "function_call": {"name": "f"}},
         {"role": "root", "content": "x"},
         {"content": "x"},
         "hi",

@@ -46,6 +46,7 @@ class Answer:
         self.outlet = outlet
         self.finished = False
         """Every choice came to a good end."""
+        self.client_left = False
         self._client = client
         self._shape = shape
         self._show = show
@@ -94,7 +95,7 @@ class Answer:
         return (
             f"prompt_tokens={usage.num_prompt_tokens} output_tokens={usage.num_output_tokens} "
             f"cached_tokens={usage.num_cached_tokens} finish={','.join(sorted(self._reasons)) or '-'} "
-            f"ttft_s={ttft} total_s={now - arrival:.3f}"
+            f"ttft_s={ttft} total_s={now - arrival:.3f}{' client=gone' if self.client_left else ''}"
         )
 
     def fail(self, error: ApiError) -> None:

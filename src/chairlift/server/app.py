@@ -81,7 +81,7 @@ class App:
         try:
             await self._serve(exchange, route)
         except ClientGone:
-            exchange.note += " client=gone"
+            exchange.note = exchange.note or "client=gone"
         except ApiError as error:
             await self._refuse(exchange, error)
         except Exception:

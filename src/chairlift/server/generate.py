@@ -161,8 +161,10 @@ class Generation:
 
     async def _watch(self, exchange: Exchange, answer: Answer) -> None:
         await exchange.left()
-        if not answer.outlet.closed and self._engine.client.metrics is not None:
-            self._engine.client.metrics.num_disconnects += 1
+        if not answer.outlet.closed:
+            answer.client_left = True
+            if self._engine.client.metrics is not None:
+                self._engine.client.metrics.num_disconnects += 1
         answer.leave()
 
     def _overrun(self, exchange: Exchange, answer: Answer) -> None:

@@ -22,7 +22,7 @@ _POLL_S = 0.002
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """A bound socket, not yet listening.
+    """A listening socket: whoever connects waits until the server takes it.
 
     Raises:
         InvalidOption: the address is taken, unknown, or not ours.
@@ -36,6 +36,7 @@ def bind(options: ServerOptions) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
+        sock.listen(_BACKLOG)  # now, not later: two that may bind to one address cannot both listen
         sock.setblocking(False)
     except OSError as error:
         sock.close()

@@ -65,6 +65,8 @@ class ContentPart(msgspec.Struct):
 class Message(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
+    tool_calls: Any = None
+    function_call: Any = None
 
 
 class ChatBody(SamplingFields, kw_only=True):

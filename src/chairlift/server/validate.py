@@ -29,6 +29,8 @@ DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
 ROLES = ("system", "developer", "user", "assistant")
+_SAME_ROLES = {"developer": "system"}
+"""The newer name of a role that chat templates know by the older one."""
 
 Defaults = Mapping[str, float | int]
 """What the model's makers recommend where a request says nothing, by the names of `SamplingParams`."""
@@ -267,16 +269,19 @@ def _message(message: Message, index: int) -> dict[str, str]:
     field = f"messages[{index}]"
     if message.role not in ROLES:
         raise bad_request(f"{field}.role must be one of {', '.join(ROLES)}", "messages")
+    if message.tool_calls or message.function_call:
+        raise bad_request(f"{field}: tool calls are not supported by this server", "messages", "unsupported_parameter")
     if message.content is None:
         raise bad_request(f"{field}.content must not be empty", "messages")
+    role = _SAME_ROLES.get(message.role, message.role)
     if isinstance(message.content, str):
-        return {"role": message.role, "content": message.content}
+        return {"role": role, "content": message.content}
     texts = []
     for part in message.content:
         if part.type != "text" or part.text is None:
             raise bad_request(f"{field}.content: only parts of type text are supported", "messages")
         texts.append(part.text)
-    return {"role": message.role, "content": "".join(texts)}
+    return {"role": role, "content": "".join(texts)}
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
