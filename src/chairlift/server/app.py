@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-import chairlift
+from chairlift import __version__
 from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server.access import Access
 from chairlift.server.errors import ApiError, internal, unavailable
@@ -155,7 +155,7 @@ class App:
         await exchange.respond(200, encode_json(_model_card(engine, name)))
 
     async def _version(self, exchange: Exchange) -> None:
-        await exchange.respond(200, encode_json({"version": chairlift.__version__}))
+        await exchange.respond(200, encode_json({"version": __version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
         metrics = self.serving[0].client.metrics if self.serving is not None else None
