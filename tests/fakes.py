@@ -1,26 +1,54 @@
-"""A device without arithmetic: tokens are a pure function of what a sequence reads from its cache.
+"""A device without arithmetic, and the model it must equal: tokens are a function of what a sequence's cache holds.
 
-Every cell of the fake cache holds a digest of the token there and of all cells before it, read through the block
-table. A wrong block, a missing token, a block given to two sequences or a stale prefix hit changes the digest, and with
-it the tokens. What a sequence should get is `expected(...)`, whatever its neighbours, chunks, preemptions and hits.
+Every cell of the fake cache holds a digest of the token there, of all tokens before it and of the request's salt.
+Before a step computes anything, every row's past is read back through its block table and compared: a wrong block, a
+block given to two sequences, one that is found too early or freed too early, a token lost or doubled is a violation.
+What a sequence must get is `expected(...)`, whatever its neighbours, chunks, preemptions and hits.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from chairlift.core.types import CacheShape, Request, StepPlan, StepResult, TokenLogprob
+from chairlift.core.types import CacheShape, Chunk, Request, StepPlan, StepResult, TokenLogprob
 
 VOCAB_SIZE = 1000
 _MODULUS = (1 << 61) - 1
+_NOTHING = -1
+"""In a cell that was never written, or by a step that failed."""
+
+
+def check(condition: bool, what: str) -> None:
+    """An assertion that stays under `python -O`.
+
+    Raises:
+        AssertionError: it does not hold.
+    """
+    if not condition:
+        raise AssertionError(what)
 
 
 def digest(before: int, token: int) -> int:
     """Content of a cell, from that of the cell before it."""
     return (before * 1_000_003 + token * 7919 + 12345) % _MODULUS
+
+
+def digests(before: int, tokens: Sequence[int]) -> list[int]:
+    """Contents of the cells of `tokens`, which follow a cell that holds `before`."""
+    cells = []
+    for token in tokens:
+        before = digest(before, token)
+        cells.append(before)
+    return cells
+
+
+def root(salt: bytes) -> int:
+    """What stands before the first cell."""
+    return digest(int.from_bytes(salt, "little"), len(salt))
 
 
 def sampled(cell: int, request: Request, choice: int) -> int:
@@ -31,14 +59,24 @@ def sampled(cell: int, request: Request, choice: int) -> int:
 
 
 def expected(request: Request, num_tokens: int, choice: int = 0) -> list[int]:
-    """The first `num_tokens` tokens that a sequence gets if nothing ends it."""
-    cell = 0
-    for token in request.prompt:
-        cell = digest(cell, token)
+    """The first `num_tokens` tokens that a sequence gets if nothing ends it: no blocks, batches or scheduler."""
+    cell = digests(root(request.salt), request.prompt)[-1]
     tokens: list[int] = []
     for _ in range(num_tokens):
         tokens.append(sampled(cell, request, choice))
         cell = digest(cell, tokens[-1])
+    return tokens
+
+
+def expected_answer(request: Request, choice: int, max_model_len: int) -> list[int]:
+    """All tokens that a sequence gets: up to the one that ends it, or as many as there is room for."""
+    params = request.params
+    room = max_model_len - len(request.prompt)
+    tokens = expected(request, room if params.max_tokens is None else min(room, params.max_tokens), choice)
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else request.eos_token_ids)}
+    for i, token in enumerate(tokens):
+        if token in ends:
+            return tokens[: i + 1]
     return tokens
 
 
@@ -47,17 +85,22 @@ class _Row:
     request: Request
     choice: int
     tokens: list[int]
+    digests: list[int]
+    """What the cache must hold for `tokens`, once they are computed."""
     table: list[int] = field(default_factory=list)
+    computed: int | None = None
+    """Tokens in the cache; None before the first chunk, which says where it starts."""
 
 
 class FakeExecutor:
-    """An executor over a cache of digests.
+    """An executor over a cache of digests. It is strict: a plan that breaks the contract of `core/types.py` fails.
 
     `step_s` is how long a step takes. `gate`, when given, is acquired once for each step: a test releases it to let a
-    step end. `fail_step(plan)` may raise, as a device does; `fail_row(request)` may return why a row fails.
+    step end. `fail_submit(plan)` and `fail_step(plan)` may raise, as a device does; `fail_row(request)` may return why
+    a row fails.
 
     Raises:
-        AssertionError: a plan that breaks the contract; also what `violations` keeps, since an engine may catch it.
+        AssertionError: a violation. `violations` keeps it as well, since an engine takes it for a failed step.
     """
 
     def __init__(
@@ -66,34 +109,51 @@ class FakeExecutor:
         *,
         step_s: float = 0.0,
         gate: threading.Semaphore | None = None,
+        fail_submit: Callable[[StepPlan], None] | None = None,
         fail_step: Callable[[StepPlan], None] | None = None,
         fail_row: Callable[[Request], str | None] | None = None,
     ) -> None:
         self.cache = cache
         self.step_s = step_s
         self.gate = gate
+        self.fail_submit = fail_submit
         self.fail_step = fail_step
         self.fail_row = fail_row
         self.num_steps = 0
+        self.num_computed = 0
+        """Tokens computed, recomputed ones included."""
         self.submitted = threading.Semaphore(0)
         """Released at each submit: a test waits here until a step is on its way."""
         self.violations: list[str] = []
         self._rows: dict[int, _Row] = {}
-        self._cells = [[-1] * cache.block_size for _ in range(cache.num_blocks)]
+        self._cells = [[_NOTHING] * cache.block_size for _ in range(cache.num_blocks)]
+        self._num_holders: Counter[int] = Counter()
+        """By block: rows with it in their table."""
+
+    # ------------------------------------------------------------ what a plan changes
 
     def submit(self, plan: StepPlan) -> FakePending:
         self.num_steps += 1
         for slot in plan.leaves:
             self._require(slot in self._rows, f"slot {slot} leaves but did not join")
-            del self._rows[slot]
+            self._num_holders.subtract(self._rows.pop(slot).table)
         for join in plan.joins:
             self._require(join.slot not in self._rows, f"slot {join.slot} joins twice")
-            self._rows[join.slot] = _Row(join.request, join.choice, list(join.tokens))
+            tokens = list(join.tokens)
+            history = digests(root(join.request.salt), tokens)
+            self._rows[join.slot] = _Row(join.request, join.choice, tokens, history)
+        self._require(len(plan.block_slots) == len(plan.block_ids), "slots and ids of blocks are not parallel")
         for slot, block in zip(plan.block_slots, plan.block_ids, strict=True):
             self._require(0 <= block < self.cache.num_blocks, f"block {block} is outside the cache")
+            self._require(block not in self._row(slot).table, f"block {block} is twice in one table")
             self._rows[slot].table.append(block)
+            self._num_holders[block] += 1
         self.submitted.release()
+        if self.fail_submit is not None:
+            self.fail_submit(plan)
         return FakePending(self, plan)
+
+    # ------------------------------------------------------------ what a plan computes
 
     def compute(self, plan: StepPlan) -> StepResult:
         """The device's work for one step."""
@@ -103,52 +163,93 @@ class FakeExecutor:
             time.sleep(self.step_s)
         if self.fail_step is not None:
             self.fail_step(plan)
+        self._check_counts(plan)
+        # Everybody reads before anybody writes: rows are computed side by side.
+        for slot in plan.decodes:
+            self._check_decode(self._row(slot))
+        for chunk in plan.chunks:
+            self._check_chunk(chunk, self._row(chunk.slot))
         result = StepResult([])
         for slot in plan.decodes:
             row = self._rows[slot]
-            self._sample(slot, row, self._write(row, len(row.tokens) - 1, 1), result)
+            self._compute_row(slot, row, len(row.tokens) - 1, 1, True, result)
         for chunk in plan.chunks:
             row = self._rows[chunk.slot]
-            self._require(chunk.count > 0, "an empty chunk")
-            cell = self._write(row, chunk.start, chunk.count)
-            if chunk.scores:
+            self._compute_row(chunk.slot, row, chunk.start, chunk.count, chunk.samples, result)
+            if chunk.scores and chunk.slot not in result.errors:
                 last = min(chunk.start + chunk.count, len(row.request.prompt) - 1)
-                scored = [TokenLogprob(row.tokens[i], -1.0, 1) for i in range(chunk.start + 1, last + 1)]
+                scored = [TokenLogprob(row.tokens[i], -float(i), 1) for i in range(chunk.start + 1, last + 1)]
                 result.prompt_logprobs[chunk.slot] = scored
-            if chunk.samples:
-                self._require(chunk.start + chunk.count == len(row.tokens), "a sampling chunk ends too early")
-                self._sample(chunk.slot, row, cell, result)
         return result
 
-    def _write(self, row: _Row, start: int, count: int) -> int:
-        """Fill the cells of `count` tokens and return the last one."""
-        cell = 0
-        for position in range(start):
-            held = self._cells[row.table[position // self.cache.block_size]][position % self.cache.block_size]
-            cell = digest(cell, row.tokens[position])
-            self._require(held == cell, f"the cache does not hold what request {row.request.id} computed at {position}")
-        for position in range(start, start + count):
-            cell = digest(cell, row.tokens[position])
-            self._cells[row.table[position // self.cache.block_size]][position % self.cache.block_size] = cell
-        return cell
-
-    def _sample(self, slot: int, row: _Row, cell: int, result: StepResult) -> None:
+    def _compute_row(self, slot: int, row: _Row, start: int, count: int, samples: bool, result: StepResult) -> None:
+        """Fill the cells of `count` tokens and sample after the last; a row that fails leaves nothing there."""
         reason = self.fail_row(row.request) if self.fail_row is not None else None
+        size = self.cache.block_size
+        for position in range(start, start + count):
+            cell = row.digests[position] if reason is None else _NOTHING
+            self._cells[row.table[position // size]][position % size] = cell
+        row.computed = start + count
+        self.num_computed += count
         if reason is not None:
             result.errors[slot] = reason
-            result.tokens.append(-1)
-            return
-        token = sampled(cell, row.request, row.choice)
+            if samples:
+                result.tokens.append(-1)
+        elif samples:
+            self._sample(slot, row, result)
+
+    def _sample(self, slot: int, row: _Row, result: StepResult) -> None:
+        token = sampled(row.digests[-1], row.request, row.choice)
+        row.digests.append(digest(row.digests[-1], token))
         row.tokens.append(token)
         result.tokens.append(token)
         if row.request.params.logprobs is not None:
             top = tuple((token + i, -0.5 - i) for i in range(row.request.params.logprobs))
             result.logprobs[slot] = TokenLogprob(token, -0.5, 1, top)
 
+    # ------------------------------------------------------------ what a plan must be
+
+    def _check_counts(self, plan: StepPlan) -> None:
+        slots = [*plan.decodes, *(chunk.slot for chunk in plan.chunks)]
+        self._require(len(set(slots)) == len(slots), "a slot is twice in one step")
+        self._require(bool(slots), "a step computes nothing")
+        num_chunk_tokens = sum(chunk.count for chunk in plan.chunks)
+        self._require(num_chunk_tokens == plan.num_chunk_tokens, "the plan's sum of chunks is wrong")
+        num_context_tokens = sum(len(self._row(slot).tokens) - 1 for slot in plan.decodes)
+        self._require(num_context_tokens == plan.num_context_tokens, "the plan's sum of contexts is wrong")
+
+    def _check_decode(self, row: _Row) -> None:
+        self._require(row.computed == len(row.tokens) - 1, "a row decodes that lacks not exactly one token")
+        self._check_cells(row, len(row.tokens) - 1, 1)
+
+    def _check_chunk(self, chunk: Chunk, row: _Row) -> None:
+        self._require(chunk.count > 0, "an empty chunk")
+        self._require(row.computed in (None, chunk.start), "a chunk starts where the last one did not end")
+        end = chunk.start + chunk.count
+        self._require(end <= len(row.tokens), "a chunk ends past the known tokens")
+        self._require(chunk.samples == (end == len(row.tokens)), "a chunk must sample at the last known token only")
+        self._require(not chunk.scores or row.request.params.prompt_logprobs is not None, "nobody asked for scores")
+        self._check_cells(row, chunk.start, chunk.count)
+
+    def _check_cells(self, row: _Row, start: int, count: int) -> None:
+        """The past is what the row's tokens say, and where it is about to write nobody else reads or writes."""
+        size, table = self.cache.block_size, row.table
+        self._require(start + count <= len(table) * size, "a row has fewer blocks than its tokens need")
+        for i in range(-(-start // size)):
+            wanted = row.digests[i * size : min((i + 1) * size, start)]
+            held = self._cells[table[i]][: len(wanted)]
+            self._require(held == wanted, "the cache does not hold what a row's tokens say")
+        for block in table[start // size : -(-(start + count) // size)]:
+            self._require(self._num_holders[block] == 1, "a block is written while another row has it")
+
+    def _row(self, slot: int) -> _Row:
+        self._require(slot in self._rows, f"slot {slot} is used but did not join")
+        return self._rows[slot]
+
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
             self.violations.append(message)
-            raise AssertionError(message)
+        check(holds, message)
 
 
 @dataclass(slots=True)

@@ -17,8 +17,10 @@ from chairlift.core.types import (
     StepPlan,
     StepResult,
 )
+from fakes import VOCAB_SIZE, FakeExecutor, FakePending, expected_answer
 from invariants import check_invariants
-from oracle import EOS, VOCAB, Done, OracleExecutor, expected_output
+
+EOS = 0
 
 
 def make_engine(
@@ -28,11 +30,11 @@ def make_engine(
     budget: int = 64,
     max_model_len: int = 100,
     caching: bool = True,
-) -> tuple[Engine, OracleExecutor]:
+) -> tuple[Engine, FakeExecutor]:
     shape = CacheShape(num_blocks, block_size)
     limits = Limits(max_num_seqs, budget, max_model_len)
-    executor = OracleExecutor(shape)
-    return Engine(Scheduler(limits, shape, vocab_size=VOCAB, enable_prefix_caching=caching), executor), executor
+    executor = FakeExecutor(shape)
+    return Engine(Scheduler(limits, shape, vocab_size=VOCAB_SIZE, enable_prefix_caching=caching), executor), executor
 
 
 def ask(number: int, prompt: list[int], max_tokens: int | None = 5, n: int = 1, salt: bytes = b"") -> Request:
@@ -56,11 +58,11 @@ def drain(engine: Engine, bound: int = 2000) -> dict[tuple[int, int], list[int]]
 class Recorder:
     """Passes plans on and keeps them."""
 
-    def __init__(self, executor: OracleExecutor) -> None:
+    def __init__(self, executor: FakeExecutor) -> None:
         self.executor = executor
         self.plans: list[StepPlan] = []
 
-    def submit(self, plan: StepPlan) -> Done:
+    def submit(self, plan: StepPlan) -> FakePending:
         self.plans.append(plan)
         return self.executor.submit(plan)
 
@@ -113,7 +115,7 @@ def test_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
     engine, executor = make_engine(block_size=4)
     for number in range(2):
         engine.add(ask(number, list(range(length))))
-        assert drain(engine)[(number, 0)] == expected_output(ask(number, list(range(length))), 0, 100)
+        assert drain(engine)[(number, 0)] == expected_answer(ask(number, list(range(length))), 0, 100)
     assert engine.stats().prefix_hits == (length - 1) // 4 * 4
     assert executor.num_computed > length
 
@@ -140,9 +142,9 @@ def test_choices_of_a_request_share_the_blocks_of_their_prompt() -> None:
     engine.finish(0.0)
     assert executor.num_computed == 13
     assert engine.begin(0.0)  # choice 0 decodes, the others compute token 12 alone
-    assert executor.num_computed == 13 + 1 + 2
     assert engine.stats().num_used_blocks == 3 + 3
     engine.finish(0.0)
+    assert executor.num_computed == 13 + 1 + 2
     assert drain(engine).keys() == {(1, 1), (1, 2)}
     assert engine.stats().num_used_blocks == 0
 
@@ -155,7 +157,7 @@ def test_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -
     for request in requests:
         engine.add(request)
     tokens = drain(engine)
-    assert all(tokens[(r.id, 0)] == expected_output(r, 0, 24) for r in requests)
+    assert all(tokens[(r.id, 0)] == expected_answer(r, 0, 24) for r in requests)
     assert executor.num_computed <= 2 * sum(4 + 20 for _ in requests)
     assert engine.stats().num_preemptions <= 3 * len(requests)
 
@@ -177,7 +179,7 @@ def test_a_preempted_sequence_resumes_with_equal_tokens(offset: int, caching: bo
         if running and step % 9 == offset and engine.has_work:
             engine.scheduler._preempt(running[0])
         check_invariants(engine.scheduler)
-    assert tokens == expected_output(request, 0, 100)
+    assert tokens == expected_answer(request, 0, 100)
     assert engine.stats().num_preemptions >= 2
     if caching:
         assert executor.num_computed < 26 + 5 * engine.stats().num_preemptions
@@ -259,7 +261,7 @@ def test_a_row_that_fails_fails_alone() -> None:
     for number in range(3):
         engine.add(ask(number, [number, 7], max_tokens=6))
     engine.step(0.0)
-    executor.row_errors = {1}
+    executor.fail_row = lambda request: "not a number" if request.id == 1 else None
     failed = engine.step(0.0)
     assert failed is not None
     assert [(f.id, f.reason, f.error) for f in failed.finishes] == [(1, FinishReason.ERROR, "not a number")]
@@ -272,27 +274,32 @@ def test_nothing_of_a_failed_sequence_is_found_again() -> None:
     engine, executor = make_engine(block_size=2)
     engine.add(ask(1, list(range(10)), max_tokens=20))
     engine.step(0.0)
-    executor.row_errors = {0}
+    executor.fail_row = lambda request: "not a number"
     engine.step(0.0)
+    executor.fail_row = None
     engine.add(ask(2, list(range(10))))
     drain(engine)
     assert engine.stats().prefix_hits == 0
 
 
-@pytest.mark.parametrize("phase", ["submit", "result"])
+@pytest.mark.parametrize("phase", ["fail_submit", "fail_step"])
 def test_a_failed_step_ends_its_rows_and_the_engine_goes_on(phase: str) -> None:
+    def fail(plan: StepPlan) -> None:
+        raise MemoryError("at 0x7f00 in /somewhere")
+
     engine, executor = make_engine(budget=8)
     engine.add(ask(1, [1, 2, 3]))
     engine.step(0.0)
     engine.add(ask(2, list(range(30))))
-    executor.failure = phase
+    setattr(executor, phase, fail)
     assert engine.begin(0.0)
     output = engine.finish(0.0)
+    setattr(executor, phase, None)
     assert sorted((f.id, f.reason) for f in output.finishes) == [(1, FinishReason.ERROR), (2, FinishReason.ERROR)]
     assert all("0x" not in (f.error or "") and "/" not in (f.error or "") for f in output.finishes)
     request = ask(3, [4, 5])
     engine.add(request)
-    assert drain(engine)[(3, 0)] == expected_output(request, 0, 100)
+    assert drain(engine)[(3, 0)] == expected_answer(request, 0, 100)
 
 
 def test_what_can_never_fit_is_refused_when_added() -> None:
@@ -314,10 +321,10 @@ def test_what_can_never_fit_is_refused_when_added() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"prompt": [VOCAB]},
+        {"prompt": [VOCAB_SIZE]},
         {"prompt": [-1]},
-        {"params": SamplingParams(stop_token_ids=(VOCAB,))},
-        {"params": SamplingParams(logit_bias=((VOCAB, 1.0),))},
+        {"params": SamplingParams(stop_token_ids=(VOCAB_SIZE,))},
+        {"params": SamplingParams(logit_bias=((VOCAB_SIZE, 1.0),))},
         {"params": SamplingParams(allowed_token_ids=(-1,))},
     ],
 )
@@ -331,7 +338,7 @@ def test_token_ids_outside_the_vocabulary_are_refused(bad: dict[str, object]) ->
 
 def test_limits_that_cannot_serve_a_full_step_are_refused() -> None:
     with pytest.raises(InvalidOption):
-        Scheduler(Limits(8, 7, 100), CacheShape(4, 4), vocab_size=VOCAB)
+        Scheduler(Limits(8, 7, 100), CacheShape(4, 4), vocab_size=VOCAB_SIZE)
 
 
 class StopAfter:
@@ -361,14 +368,15 @@ def test_stop_tokens_name_themselves_and_end_of_sequence_does_not() -> None:
     engine, _ = make_engine()
     found = {}
     for number in range(60):
-        params = SamplingParams(max_tokens=None, stop_token_ids=(7,))
-        engine.add(Request(id=number, prompt=[number], params=params, eos_token_ids=(EOS,)))
+        params = SamplingParams(max_tokens=None, stop_token_ids=tuple(range(100, 110)))
+        engine.add(Request(id=number, prompt=[number], params=params, eos_token_ids=tuple(range(10))))
     while engine.has_work:
         output = engine.step(0.0) or StepOutput()
         last = dict(zip(output.keys, output.tokens, strict=True))
         ended = [f for f in output.finishes if f.reason is FinishReason.STOP]
         found.update({f.id: (last[(f.id, 0)], f.stop_reason) for f in ended})
-    assert set(found.values()) == {(EOS, None), (7, 7)}
+    assert all(stop_reason == (token if token >= 100 else None) for token, stop_reason in found.values())
+    assert {token >= 100 for token, _ in found.values()} == {False, True}
 
 
 def test_times_are_those_the_driver_gave() -> None:
