@@ -59,7 +59,6 @@ def test_every_field_arrives() -> None:
         include_stop_str_in_output=True,
         ignore_eos=True,
         logprobs=2,
-        prompt_logprobs=1,
         truncate_prompt_tokens=5,
         add_special_tokens=False,
         return_token_ids=True,
@@ -89,7 +88,6 @@ def test_every_field_arrives() -> None:
         include_stop_str_in_output=True,
         ignore_eos=True,
         logprobs=2,
-        prompt_logprobs=1,
     )
     assert (asked.n, asked.priority, asked.cache_salt, asked.request_id) == (2, -3, "s", "mine")
     assert (asked.truncate_to, asked.add_special_tokens, asked.clip_max_tokens) == (5, False, False)
@@ -267,6 +265,8 @@ def test_src_vllm_cve_2026_34756_n_is_bounded_before_anything_is_made() -> None:
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": -2},
         {"max_tokens": 0},
+        {"stream": True, "prompt_logprobs": 0},
+        {"stream": True, "echo": True, "logprobs": 1},
     ],
     ids=lambda fields: str(fields)[:40],
 )

@@ -16,6 +16,8 @@ from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import DONE, Shape, Usage
 from chairlift.server.validate import Presentation
 
+SCORED_WEIGHT = 8
+
 _log = logging.getLogger("chairlift.server")
 
 
@@ -81,6 +83,13 @@ class Answer:
     def usage(self) -> Usage:
         """Tokens of all choices that ended."""
         return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
+
+    def weight(self) -> int:
+        """What it takes to write `body`, in tokens of plain text: tokens with scores cost several times as much."""
+        num_tokens = self._num_output_tokens
+        if any(one.shows_prompt for one in self._asked):
+            num_tokens += self._num_prompt_tokens * len(self._collected) // len(self._asked)
+        return num_tokens * (SCORED_WEIGHT if any(one.has_scores for one in self._asked) else 1)
 
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""

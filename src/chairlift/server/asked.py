@@ -35,6 +35,15 @@ class Asked:
         extras = self.wants_logprobs or self.wants_prompt_logprobs or show.return_token_ids
         return not (extras or show.echo or show.continuous_usage or show.discard_output)
 
+    @property
+    def shows_prompt(self) -> bool:
+        """The response repeats the prompt, in one form or another."""
+        return self.show.echo or self.show.return_token_ids or self.wants_prompt_logprobs
+
+    @property
+    def has_scores(self) -> bool:
+        return self.wants_logprobs or self.wants_prompt_logprobs
+
     def echo(self) -> str:
         """The prompt as text, if it is to be repeated before the answer."""
         return self.tokenizer.decode(self.prompt) if self.show.echo else ""

@@ -32,7 +32,7 @@ INLINE_BYTES = 16 << 10
 """Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
 
 INLINE_OUTPUT_TOKENS = 8 << 10
-"""Answers up to this size are turned into text on the event loop."""
+"""Answers up to this weight are turned into text on the event loop: some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ class Generation:
             raise answer.outlet.error
         if not answer.finished:
             raise ClientGone
-        if answer.usage().num_output_tokens <= INLINE_OUTPUT_TOKENS:
+        if answer.weight() <= INLINE_OUTPUT_TOKENS:
             body = answer.body()
         else:
             body = await asyncio.get_running_loop().run_in_executor(self._pool, answer.body)

@@ -1,9 +1,8 @@
-"""One streamed answer with more than text: log-probabilities, token ids, the prompt, running totals."""
+"""One streamed answer with more than text: log-probabilities, token ids, the prompt repeated, running totals."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server.asked import Asked
@@ -69,7 +68,7 @@ class RichStreamedChoice:
         self._on_end(finish)
 
     def _start(self) -> None:
-        """The opening of a chat; the prompt's text, scores and ids where they are wanted."""
+        """The opening of a chat; the prompt's text and ids where they are wanted."""
         if self._started:
             return
         self._started = True
@@ -78,10 +77,7 @@ class RichStreamedChoice:
         if shape.chat:
             self._outlet.write(shape.opening(self._index, fields))
         elif asked.show.echo or fields:
-            logprobs: dict[str, Any] | None = asked.echoed_logprobs() if asked.show.echo else None
-            if logprobs is not None:
-                self._offset = sum(len(name) for name in logprobs["tokens"])
-            self._outlet.write(shape.text(self._index, asked.echo(), logprobs, fields, self._usage()))
+            self._outlet.write(shape.text(self._index, asked.echo(), None, fields, self._usage()))
 
     def _usage(self) -> Usage | None:
         if not self._asked.show.continuous_usage:

@@ -104,7 +104,7 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
         logprobs=body.logprobs,
         prompt_logprobs=prompt_logprobs,
     )
-    show = _presentation(body, chat=False, echo=echo, discard_output=scores_only)
+    show = _presentation(body, chat=False, echo=echo, scores=body.logprobs is not None, discard_output=scores_only)
     return _validated(body, _completion_prompts(body), params, show, clip=body.max_tokens is None)
 
 
@@ -188,9 +188,13 @@ def _params(
 
 
 def _presentation(
-    body: SamplingFields, *, chat: bool, echo: bool = False, discard_output: bool = False
+    body: SamplingFields, *, chat: bool, echo: bool = False, scores: bool = False, discard_output: bool = False
 ) -> Presentation:
     stream = bool(body.stream)
+    if stream and body.prompt_logprobs is not None:
+        raise bad_request("prompt_logprobs are not available when stream is true", "prompt_logprobs")
+    if stream and echo and scores:
+        raise bad_request("logprobs with echo are not available when stream is true", "logprobs")
     if body.stream_options is not None and not stream:
         raise bad_request("stream_options needs stream to be true", "stream_options")
     usage = bool(body.stream_options and body.stream_options.include_usage)
