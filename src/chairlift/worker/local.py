@@ -40,7 +40,8 @@ class LocalEngine:
         self._callers: dict[int, _Caller] = {}
         self._ids = count()
         self._lock = threading.Lock()
-        self._dead: EngineDead | None = None
+        self._dead: str | None = None
+        """Why there is no engine any more."""
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
         self._thread.start()
 
@@ -57,7 +58,7 @@ class LocalEngine:
         answer = Answer(request)
         with self._lock:
             if self._dead is not None:
-                raise self._dead
+                raise EngineDead(self._dead)
             self._callers[request.id] = _Caller(answer, reader, each_step)
             self._loop.submit(Add(request))
         return answer
@@ -74,20 +75,20 @@ class LocalEngine:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        cause: Exception | None = None
         try:
             self._loop.run()
         except Exception as error:
-            dead = EngineDead(f"the engine broke: {type(error).__name__}: {error}")
-            dead.__cause__ = error
-        else:
-            dead = EngineDead("the engine was closed")
+            cause = error
+        reason = "the engine was closed" if cause is None else f"the engine broke: {type(cause).__name__}: {cause}"
         with self._lock:
-            self._dead = dead
+            self._dead = reason
             lost = list(self._callers.values())
             self._callers.clear()
         news: dict[Reader, list[Answer]] = {}
         for caller in lost:
-            caller.answer.error = dead
+            caller.answer.error = EngineDead(reason)  # one each: a traceback belongs to one thread
+            caller.answer.error.__cause__ = cause
             caller.answer.num_open = 0
             news.setdefault(caller.reader, []).append(caller.answer)
         _wake(news)
