@@ -106,7 +106,7 @@ def check(tokens: Sequence[int], stops: tuple[str, ...], include_stop: bool, see
     assert stream.finish() == "" if stream.stopped else True
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(st.lists(st.one_of(VOCABULARY, LIKELY), max_size=24), STOPS, st.booleans(), st.integers(0, 9), st.booleans())
 def test_src_vllm_48853_and_3574_deltas_are_what_is_certain(
     tokens: list[int], stops: tuple[str, ...], include_stop: bool, seed: int, skip: bool
@@ -139,7 +139,7 @@ def test_bar_s19_a_million_sequences() -> None:
 # ---------------------------------------------------------------- worker and server agree
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.lists(LIKELY, max_size=24), STOPS.filter(bool), st.integers(0, 12))
 def test_matcher_and_stream_stop_at_the_same_token(tokens: list[int], stops: tuple[str, ...], min_tokens: int) -> None:
     """The engine passes over stop strings that are complete before `min_tokens`; so does the stream."""
