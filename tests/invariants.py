@@ -37,6 +37,9 @@ def check_invariants(scheduler: Scheduler) -> None:
         check(s.state is not State.DECODING or id(s) in decoding, "a decoding sequence nobody schedules")
         if s.state is State.WAITING and (s.choice == 0 or s.preemptions):
             check(s.order in waiting, "a waiting sequence outside the queue")
+        if s.state is State.FORKING:
+            lead = scheduler._live[s.request.id][0]
+            check(lead.state is State.PREFILLING, "a choice has a slot and waits for a lead that does not run")
         check_computed(s, scheduler.kv.block_size)
         if s.published:
             check_published(scheduler, s)

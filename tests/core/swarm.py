@@ -21,6 +21,7 @@ if __name__ == "__main__":
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.sequence import Sequence, State
 from chairlift.core.types import (
     CacheShape,
     Finish,
@@ -103,6 +104,8 @@ class World:
         self.scored: dict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
         self.finishes: dict[tuple[int, int], Finish] = {}
         self._log = hashlib.sha256()
+        self._make_room = scheduler._make_room
+        scheduler._make_room = self._watch_victims  # type: ignore[method-assign]
 
     @property
     def scheduler(self) -> Scheduler:
@@ -121,6 +124,18 @@ class World:
         joins = [(j.slot, j.request.id, j.choice, j.tokens) for j in plan.joins]
         self._log.update(repr((joins, plan.leaves, plan.block_slots, plan.block_ids, plan.chunks)).encode())
         self._log.update(repr((plan.decodes, plan.num_context_tokens, begun, finished)).encode())
+
+    def _watch_victims(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Nobody is preempted in vain: a victim that frees nothing goes only after all that free something."""
+        holders = [s for s in running if s.blocks]
+        frees = {s.key: self.scheduler.kv.frees_some(s) for s in holders}
+        made = self._make_room(sequence, running)
+        victims = [s for s in holders if s.state is State.WAITING]
+        spared = [s for s in holders if s.order > sequence.order and s.state is not State.WAITING]
+        check(all(s.order > sequence.order for s in victims), "a victim stands before the one it made room for")
+        vain = any(not frees[s.key] for s in victims) and any(frees[s.key] for s in spared)
+        check(not vain, "a victim freed nothing while another would have")
+        return made
 
     def take(self, output: StepOutput) -> None:
         """What came out of the engine, and what must hold now."""
