@@ -10,7 +10,7 @@ from openvino import Type
 from openvino import opset13 as op
 
 from chairlift.executors.openvino.attention import parameter
-from chairlift.executors.openvino.layers import embedding, product, rms_norm, rope_tables, rotate
+from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, pack
 from chairlift.models import Encoding, Tensor, to_float32, to_int4, to_int8
@@ -73,8 +73,8 @@ def test_rotation_and_norm_are_one_kernel_each() -> None:
     """The plugin recognises them only in one form; written otherwise they cost a tenth of a step."""
     x = parameter("x", Type.f32, [-1, 4 * 64])
     positions = parameter("positions", Type.i32, [-1])
-    tables = rope_tables(positions.output(0), np.full(32, 0.1, np.float32))
-    y = rotate(rms_norm(x.output(0), np.ones(256, np.float32), 1e-5), tables, 4, 64)
+    rotate = Rotation(positions.output(0), np.full(32, 0.1, np.float32))
+    y = rotate(RmsNorm(1e-5)(x.output(0), np.ones(256, np.float32)), 4)
     compiled = ov.Core().compile_model(ov.Model([op.result(y)], [x, positions], "fused"), "CPU", EXACT)
     kinds = [node.get_rt_info()["layerType"].value for node in compiled.get_runtime_model().get_ops()]
     assert kinds.count("RoPE") == 1
@@ -86,7 +86,7 @@ def test_positions_keep_their_precision_under_bfloat16() -> None:
     x = parameter("x", Type.f32, [-1, 64])
     positions = parameter("positions", Type.i32, [-1])
     inv_freq = (10000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
-    y = rotate(x.output(0), rope_tables(positions.output(0), inv_freq), 1, 64)
+    y = Rotation(positions.output(0), inv_freq)(x.output(0), 1)
     data = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     where = np.array([8189, 8190, 8191], np.int32)
     got = run(

@@ -38,13 +38,19 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """What tells the operation where sequences begin and where their blocks are; see `inputs.StepInputs`."""
+    """What all layers of a graph share: where sequences begin and where their blocks are (see `inputs.StepInputs`), and
+    constants that say what is off."""
 
     past_lens: Parameter
     starts: Parameter
     block_ids: Parameter
     block_starts: Parameter
     max_context_len: Parameter
+    zero: Node
+    no_ints: Node
+    no_floats: Node
+    no_bytes: Node
+    no_sinks: Node
 
     def parameters(self) -> list[Parameter]:
         return [self.past_lens, self.starts, self.block_ids, self.block_starts, self.max_context_len]
@@ -58,13 +64,18 @@ def parameter(name: str, kind: Type, shape: list[int]) -> Parameter:
 
 
 def ragged() -> Ragged:
-    """Fresh inputs, shared by all layers of a graph."""
+    """Fresh inputs and constants for a graph."""
     return Ragged(
         past_lens=parameter("past_lens", Type.i32, [-1]),
         starts=parameter("starts", Type.i32, [-1]),
         block_ids=parameter("block_ids", Type.i32, [-1]),
         block_starts=parameter("block_starts", Type.i32, [-1]),
         max_context_len=parameter("max_context_len", Type.i32, []),
+        zero=op.constant(np.int32(0)),
+        no_ints=op.constant(np.zeros(0, np.int32)),
+        no_floats=op.constant(np.zeros(0, np.float32)),
+        no_bytes=op.constant(np.zeros(0, np.uint8)),
+        no_sinks=op.constant(np.zeros((0, 0, 0, 0), np.float32)),
     )
 
 
@@ -93,8 +104,7 @@ def paged_attention(
         value    [tokens, kv_heads * head_size]
         returns  [tokens, heads * head_size]
     """
-    no_ints, no_floats, no_bytes = (op.constant(np.zeros(0, kind)) for kind in (np.int32, np.float32, np.uint8))
-    zero = op.constant(np.int32(0))
+    zero, no_ints, no_floats = rows.zero, rows.no_ints, rows.no_floats
     inputs: list[Node | Output] = [
         query,
         key,
@@ -111,10 +121,10 @@ def paged_attention(
         no_ints,  # score aggregation window: a scalar here crashes the process
         *(no_ints, no_ints, no_floats),  # cache rotation: blocks, deltas, table
         *(no_floats, zero, zero),  # block-sparse attention: threshold, block size, stride
-        op.constant(np.zeros((0, 0, 0, 0), np.float32)),  # sinks
+        rows.no_sinks,
         *(zero, no_ints, no_ints, no_ints),  # adaptive eviction: start size, evictable sizes, diversity blocks, begins
         no_ints,  # token types
-        *(no_bytes, no_ints),  # tree mask: bias, begins
+        *(rows.no_bytes, no_ints),  # tree mask: bias, begins
     ]
     node = _PagedAttentionExtension([i if isinstance(i, Output) else i.output(0) for i in inputs])
     info = node.get_rt_info()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 import openvino as ov
@@ -25,15 +24,7 @@ from chairlift.executors.openvino.attention import (
     parameter,
     ragged,
 )
-from chairlift.executors.openvino.layers import (
-    embedding,
-    product,
-    rms_norm,
-    rope_tables,
-    rotate,
-    split_columns,
-    swiglu,
-)
+from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product, split_columns, swiglu
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, Packed, pack
 from chairlift.models import Model, to_float32
@@ -48,19 +39,6 @@ PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
 wide result again costs what the larger product saves."""
 
 
-@dataclass(slots=True)
-class Graphs:
-    """The two graphs, and the memory that their constants share.
-
-    `embeddings` is needed as long as the graphs run; `packed` only until they have run once.
-    """
-
-    body: ov.Model
-    head: ov.Model
-    embeddings: Arena
-    packed: Arena
-
-
 def head_dtype(dtype: Dtype) -> Dtype:
     """Precision of the head and the embeddings: four bits are too few, the errors would go straight into the logits."""
     return "int8" if dtype == "int4" else dtype
@@ -71,33 +49,38 @@ def attention_shape(model: Model) -> AttentionShape:
     return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, config.sliding_window or 0)
 
 
-def build(model: Model, dtype: Dtype) -> Graphs:
-    """Both graphs of a model, with its weights in `dtype`."""
-    embeddings, packed = Arena(), Arena()
-    outer = head_dtype(dtype)
+def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
+    """The graph from hidden states to logits. `packed` takes its weights and must live until the graph has run once."""
+    kind = head_dtype(dtype)
+    weight = pack([model.weights.tensor("head")], kind, GROUPS[kind], packed)
+    hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
+    return ov.Model([op.result(product(hidden.output(0), weight))], [hidden], "head")
 
-    def pack_one(names: tuple[str, ...]) -> Packed:
-        tensors = [model.weights.tensor(name) for name in names]
-        if names == ("embed",):
-            return pack(tensors, outer, EMBEDDING_GROUP, embeddings)
-        kind = outer if names == ("head",) else dtype
-        return pack(tensors, kind, GROUPS[kind], packed)
 
+def build_body(model: Model, dtype: Dtype, embeddings: Arena, packed: Arena) -> ov.Model:
+    """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
+
+    `embeddings` takes what must live as long as the graph runs, `packed` what must live until it has run once.
+    """
     layers = range(model.config.num_layers)
     names = [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
-    names += [("embed",), ("head",)]
+
+    def pack_one(parts: tuple[str, ...]) -> Packed:
+        return pack([model.weights.tensor(name) for name in parts], dtype, GROUPS[dtype], packed)
+
+    table = pack([model.weights.tensor("embed")], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         weights = dict(zip(names, pool.map(pack_one, names), strict=True))
-    hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
-    head = ov.Model([op.result(product(hidden.output(0), weights["head",]))], [hidden], "head")
-    return Graphs(_Body(model, weights).build(), head, embeddings, packed)
+    return _Body(model, table, weights).build()
 
 
 class _Body:
-    """Builds the graph from token ids to the normalised hidden states of `output_rows`."""
+    """Adds one layer after the other to a graph."""
 
-    def __init__(self, model: Model, weights: dict[tuple[str, ...], Packed]) -> None:
+    def __init__(self, model: Model, table: Packed, weights: dict[tuple[str, ...], Packed]) -> None:
         self._model = model
+        self._table = table
+        self._norm = RmsNorm(model.config.rms_norm_eps)
         self._weights = weights
         self._shape = attention_shape(model)
 
@@ -108,17 +91,17 @@ class _Body:
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
-        tables = rope_tables(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
-        x = embedding(token_ids.output(0), self._weights["embed",])
+        rotate = Rotation(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
+        x = embedding(token_ids.output(0), self._table)
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
-            attended = self._attention(x, name, tables, caches[layer], rows)
+            attended = self._attention(x, name, rotate, caches[layer], rows)
             if layer == config.num_layers - 1:
                 # Nobody reads the other rows any more.
                 x, attended = (op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, attended))
             x = op.add(x, self._product(attended, name, "o")).output(0)
             x = op.add(x, self._mlp(x, name)).output(0)
-        hidden = rms_norm(x, self._vector("norm"), config.rms_norm_eps)
+        hidden = self._norm(x, self._vector("norm"))
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
@@ -126,20 +109,19 @@ class _Body:
         self,
         x: Output,
         name: str,
-        tables: tuple[Output, Output],
+        rotate: Rotation,
         caches: tuple[ov.op.Parameter, ov.op.Parameter],
         rows: Ragged,
     ) -> Output:
         config = self._model.config
-        h = rms_norm(x, self._vector(name + "attn_norm"), config.rms_norm_eps)
+        h = self._norm(x, self._vector(name + "attn_norm"))
         sizes = [config.q_size, config.kv_size, config.kv_size]
         q, k, v = split_columns(self._product(h, name, "q", "k", "v"), sizes)
-        q = rotate(q, tables, config.num_heads, config.head_size)
-        k = rotate(k, tables, config.num_kv_heads, config.head_size)
+        q, k = rotate(q, config.num_heads), rotate(k, config.num_kv_heads)
         return paged_attention(q, k, v, caches, rows, self._shape)
 
     def _mlp(self, x: Output, name: str) -> Output:
-        h = rms_norm(x, self._vector(name + "mlp_norm"), self._model.config.rms_norm_eps)
+        h = self._norm(x, self._vector(name + "mlp_norm"))
         return self._product(swiglu(self._product(h, name, "gate"), self._product(h, name, "up")), name, "down")
 
     def _product(self, x: Output, name: str, *parts: str) -> Output:

@@ -28,33 +28,47 @@ def number(value: float) -> Output:
     return op.constant(np.float32(value)).output(0)
 
 
-def rms_norm(x: Output, weight: NDArray[np.float32], eps: float) -> Output:
-    """`x / sqrt(mean(x^2) + eps) * weight` along the last axis."""
-    mean = op.reduce_mean(op.power(x, number(2)), ints(-1), True)
-    scale = op.divide(number(1), op.sqrt(op.add(mean, number(eps))))
-    return op.multiply(op.multiply(x, scale), op.constant(weight.reshape(1, -1))).output(0)
+class RmsNorm:
+    """`x / sqrt(mean(x^2) + eps) * weight` along the last axis.
+
+    Layers share the small constants: every node of a graph costs time when it is compiled.
+    """
+
+    def __init__(self, eps: float) -> None:
+        self._eps, self._one, self._two, self._last = number(eps), number(1), number(2), ints(-1)
+
+    def __call__(self, x: Output, weight: NDArray[np.float32]) -> Output:
+        mean = op.reduce_mean(op.power(x, self._two), self._last, True)
+        scale = op.divide(self._one, op.sqrt(op.add(mean, self._eps)))
+        return op.multiply(op.multiply(x, scale), op.constant(weight.reshape(1, -1))).output(0)
 
 
-def rope_tables(positions: Output, inv_freq: NDArray[np.float32]) -> tuple[Output, Output]:
-    """Cosines and sines of every token, `[tokens, 1, 1, head_size]`."""
-    wide = op.reshape(op.convert(positions, Type.f32), ints(-1, 1, 1, 1), False)
-    frequencies = op.constant(np.concatenate((inv_freq, inv_freq)).reshape(1, 1, 1, -1))
-    angles = op.multiply(wide, frequencies)
-    return op.cos(angles).output(0), op.sin(angles).output(0)
-
-
-def rotate(x: Output, tables: tuple[Output, Output], num_heads: int, head_size: int) -> Output:
-    """Rotary embedding of `[tokens, heads * head_size]`.
+class Rotation:
+    """Rotary embedding at the positions of a step's tokens, for all layers.
 
     The plugin recognises only this form: four dimensions, a split on axis 3, a concat on axis -1.
     """
-    cos, sin = tables
-    x = op.reshape(x, ints(-1, num_heads, 1, head_size), False).output(0)
-    half = head_size // 2
-    a, b = op.variadic_split(x, op.constant(np.int32(3)), ints(half, half)).outputs()
-    turned = op.concat([op.multiply(b, number(-1)).output(0), a], -1)
-    y = op.add(op.multiply(x, cos), op.multiply(turned, sin))
-    return op.reshape(y, ints(-1, num_heads * head_size), False).output(0)
+
+    def __init__(self, positions: Output, inv_freq: NDArray[np.float32]) -> None:
+        wide = op.reshape(op.convert(positions, Type.f32), ints(-1, 1, 1, 1), False)
+        angles = op.multiply(wide, op.constant(np.concatenate((inv_freq, inv_freq)).reshape(1, 1, 1, -1)))
+        self._cos, self._sin = op.cos(angles), op.sin(angles)
+        half = len(inv_freq)
+        self._head_size = 2 * half
+        self._axis, self._halves, self._minus = op.constant(np.int32(3)), ints(half, half), number(-1)
+        self._shapes: dict[int, tuple[Output, Output]] = {}
+
+    def __call__(self, x: Output, num_heads: int) -> Output:
+        """Turn every head of `[tokens, heads * head_size]`."""
+        if num_heads not in self._shapes:
+            heads = ints(-1, num_heads, 1, self._head_size)
+            self._shapes[num_heads] = heads, ints(-1, num_heads * self._head_size)
+        heads, flat = self._shapes[num_heads]
+        x = op.reshape(x, heads, False).output(0)
+        a, b = op.variadic_split(x, self._axis, self._halves).outputs()
+        turned = op.concat([op.multiply(b, self._minus).output(0), a], -1)
+        y = op.add(op.multiply(x, self._cos), op.multiply(turned, self._sin))
+        return op.reshape(y, flat, False).output(0)
 
 
 def swiglu(gate: Output, up: Output) -> Output:

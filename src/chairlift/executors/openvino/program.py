@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,40 @@ from chairlift.core.types import CacheShape
 from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
-from chairlift.executors.openvino.graph import attention_shape, build
+from chairlift.executors.openvino.graph import attention_shape, build_body, build_head
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
-from chairlift.executors.openvino.options import ExecutorOptions
-from chairlift.executors.openvino.precision import choose_precision
+from chairlift.executors.openvino.options import Dtype, ExecutorOptions
+from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
+from chairlift.executors.openvino.weights import Arena
 from chairlift.models import Model
 
 MAX_HEAD_ROWS = 64
 """Rows of logits computed at a time. Larger pieces are no faster and take `vocab_size` floats of memory a row."""
+
+
+class Head:
+    """Hidden states to logits, a piece at a time."""
+
+    def __init__(self, core: ov.Core, model: Model, dtype: Dtype, properties: Properties) -> None:
+        self._hidden_size = model.config.hidden_size
+        self._packed = Arena()
+        graph = build_head(model, dtype, self._packed)
+        self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
+
+    def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
+        num_rows = len(hidden)
+        padded = np.zeros((round_up(num_rows), self._hidden_size), np.float32)
+        padded[:num_rows] = hidden
+        logits: NDArray[np.float32] = self._request.infer([padded], share_inputs=True, share_outputs=True)[0]
+        return logits[:num_rows]
+
+    def warm_up(self, max_num_rows: int) -> None:
+        """Run every bucket once, then give back what is no longer needed."""
+        for size in buckets_up_to(min(max_num_rows, MAX_HEAD_ROWS)):
+            self.logits(np.zeros((size, self._hidden_size), np.float32))
+        self._packed.release()
 
 
 class Program:
@@ -38,10 +64,13 @@ class Program:
         core = ov.Core()
         precision = choose_precision(core, options)
         self_test(core, precision.body, attention_shape(model), precision.tolerance)
-        graphs = build(model, options.dtype)
-        self._embeddings, self._packed = graphs.embeddings, graphs.packed
-        body = core.compile_model(graphs.body, "CPU", precision.body)
-        head = core.compile_model(graphs.head, "CPU", precision.head)
+        self._embeddings, self._packed = Arena(), Arena()
+        with ThreadPoolExecutor(1) as pool:
+            # The plugin compiles on one thread: another one prepares the head meanwhile.
+            graph = build_body(model, options.dtype, self._embeddings, self._packed)
+            head = pool.submit(Head, core, model, options.dtype, precision.head)
+            body = core.compile_model(graph, "CPU", precision.body)
+            self._head = head.result()
         ports = cache_ports(body)
         num_blocks = num_cache_blocks(
             sum(port.block_bytes for port in ports),
@@ -53,11 +82,9 @@ class Program:
         self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
         self.cache = allocate(ports, num_blocks + 1)
         self._body = body.create_infer_request()
-        self._head = head.create_infer_request()
         for name, tensor in self.cache.items():
             self._body.set_tensor(name, tensor)
         self._feed: dict[str, NDArray[Any]] = {}
-        self._hidden_size = model.config.hidden_size
 
     # ------------------------------------------------------------ a step
 
@@ -83,39 +110,32 @@ class Program:
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
-        num_rows = len(hidden)
-        padded = np.zeros((round_up(num_rows), hidden.shape[1]), np.float32)
-        padded[:num_rows] = hidden
-        logits: NDArray[np.float32] = self._head.infer({0: padded}, share_inputs=True, share_outputs=True)[0]
-        return logits[:num_rows]
+        return self._head.logits(hidden)
 
     # ------------------------------------------------------------ before the first step
 
     def measure_rates(self) -> StepRates:
         """Step time as a line through two sizes, and a pass over some context; takes a few steps of time.
 
-        The larger size is the first that fills `TARGET_STEP_S`, or large enough to see what a token costs.
+        The larger size shows what a token costs; where a few tokens fill `TARGET_STEP_S` already, they do.
         """
-        few_s, many, many_s = self._best_time(1), 1, 0.0
-        for many in (8, 64):
-            many_s = self._best_time(many)
-            if many_s > TARGET_STEP_S:
-                break
-        past_len = min(1024, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
-        added_s = self._best_time(8, past_len) - self._best_time(8)
-        return fit_rates((1, few_s), (many, many_s), (8 * past_len, added_s))
+        few_s, many = self._best_time(1), 64
+        if 8 * few_s > TARGET_STEP_S:
+            many = 8
+        many_s = self._best_time(many)
+        past_len = min(256, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
+        return fit_rates((1, few_s), (many, many_s), (many * past_len, self._time_step(many, past_len) - many_s))
 
     def warm_up(self, max_num_tokens: int) -> None:
         """Run every bucket of up to `max_num_tokens` tokens once, so that no request pays for a first time."""
         for size in buckets_up_to(max_num_tokens):
-            if size <= MAX_HEAD_ROWS:
-                self.logits(np.zeros((size, self._hidden_size), np.float32))
             self._time_step(size)
         self._packed.release()
+        self._head.warm_up(max_num_tokens)
 
-    def _best_time(self, num_rows: int, past_len: int = 0) -> float:
-        """The better of two, since the first of a size pays for being the first."""
-        return min(self._time_step(num_rows, past_len) for _ in range(2))
+    def _best_time(self, num_rows: int) -> float:
+        """The best of three, since the first of a size pays for being the first."""
+        return min(self._time_step(num_rows) for _ in range(3))
 
     def _time_step(self, num_rows: int, past_len: int = 0) -> float:
         """Seconds that the body takes for rows of one token with the same past, read from blocks as they are."""

@@ -32,10 +32,13 @@ class StepRates:
 
 
 def fit_rates(small: tuple[int, float], large: tuple[int, float], context: tuple[int, float]) -> StepRates:
-    """Rates from two steps without a past, as (tokens, seconds), and the (context tokens, seconds) a past adds."""
+    """Rates from two steps without a past, as (tokens, seconds), and the (context tokens, seconds) a past adds.
+
+    Other processes may have disturbed the measurement: at least half of the large step is taken to be its tokens'.
+    """
     (few, few_s), (many, many_s) = small, large
-    token_s = max(many_s - few_s, 0.0) / max(many - few, 1)
-    return StepRates(max(few_s - token_s * few, 0.0), token_s, max(context[1], 0.0) / max(context[0], 1))
+    token_s = max((many_s - few_s) / (many - few), many_s / 2 / many)
+    return StepRates(max(many_s - token_s * many, 0.0), token_s, max(context[1], 0.0) / max(context[0], 1))
 
 
 def suggest_token_budget(rates: StepRates, max_num_seqs: int, target_step_s: float = TARGET_STEP_S) -> int:
@@ -43,6 +46,5 @@ def suggest_token_budget(rates: StepRates, max_num_seqs: int, target_step_s: flo
 
     Always the size of a bucket, so that a step that uses its whole budget computes no padding.
     """
-    room_s = max(target_step_s - rates.base_s, 0.0)
-    fitting = int(min(room_s / rates.token_s, MAX_TOKEN_BUDGET)) if rates.token_s > 0 else MAX_TOKEN_BUDGET
-    return max(round_down(max(fitting, 1)), round_up(max_num_seqs))
+    fitting = min((target_step_s - rates.base_s) / rates.token_s, MAX_TOKEN_BUDGET)
+    return max(round_down(max(int(fitting), 1)), round_up(max_num_seqs))
