@@ -52,7 +52,7 @@ class InstantExecutor:
     """Takes no time for the model; samples from the same random logits in each step."""
 
     def __init__(self, num_slots: int, vocab_size: int, cache: CacheShape) -> None:
-        self.rows = Rows(num_slots, cache.num_blocks // num_slots, cache.block_size, cache.num_blocks)
+        self.rows = Rows(num_slots, cache.num_blocks // num_slots, cache.block_size)
         self.sampler = Sampler(num_slots, vocab_size)
         self.logits = np.random.default_rng(1).standard_normal((num_slots, vocab_size), np.float32)
         self.inputs_s = 0.0
