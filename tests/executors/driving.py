@@ -83,7 +83,7 @@ class Driver:
         self, chunks: Mapping[int, int] | None = None, decodes: Sequence[int] = (), *, scores: bool = False
     ) -> StepResult:
         """Compute `chunks` (tokens by slot) and one token for each of `decodes`; logits are in the recorder."""
-        plan = self._plan
+        plan, self._plan = self._plan, StepPlan(0)
         plan.step, plan.decodes = self._step, list(decodes)
         counts = {**dict.fromkeys(decodes, 1), **(chunks or {})}
         self.recorder.script = {}
@@ -103,9 +103,8 @@ class Driver:
                     self.recorder.script[slot] = self._tokens[slot][self._known[slot]]
                 self._known[slot] += 1
             self.computed[slot] = end
-        result = self.executor.submit(plan).result()
-        self._plan, self._step = StepPlan(0), self._step + 1
-        return result
+        self._step += 1
+        return self.executor.submit(plan).result()
 
     def num_known(self, slot: int) -> int:
         """Tokens that the scheduler would know: the prompt and what was sampled."""

@@ -23,6 +23,7 @@ from executors.driving import BLOCK_SIZE, Driver, Recorder, divergence, run_deco
 TOLERANCE = 1e-3
 NUM_BLOCKS = 40
 NUM_SLOTS = 8
+MAX_STEP_TOKENS = 256
 Floats = NDArray[np.float32]
 Load = Callable[..., Driver]
 
@@ -57,7 +58,7 @@ def executor_options(
         dtype=dtype,
         kv_cache_dtype=kv_cache_dtype,
         kv_cache_memory_bytes=1 << 30,
-        max_num_batched_tokens=16,
+        max_num_batched_tokens=MAX_STEP_TOKENS,
     )
 
 
@@ -299,15 +300,21 @@ def test_int4_is_the_oracle_with_rounded_weights(load: Load, model_of: Callable[
 # ---------------------------------------------------------------- limits
 
 
-def test_a_step_larger_than_any_bucket_is_computed(load: Load, exact: Callable[[str], Floats]) -> None:
+def test_a_step_larger_than_any_that_was_prepared_is_refused(load: Load, exact: Callable[[str], Floats]) -> None:
+    """The plugin laid out the weights anew for such a step, from memory that had been given back: zeros."""
     tokens = tokens_of("plain")
     driver = load("plain")
-    for slot in range(5):
+    slots = range(MAX_STEP_TOKENS // 79 + 1)
+    for slot in slots:
         driver.join(slot, tokens, 79)
-    driver.step(dict.fromkeys(range(5), 79))
-    for slot in range(5):
-        assert np.abs(driver.logits(slot) - exact("plain")[78]).max() < TOLERANCE
+    with pytest.raises(ValueError, match="at most 256 were prepared"):
+        driver.step(dict.fromkeys(slots, 79))
+    for slot in slots:
         driver.leave(slot)
+    driver.join(0, tokens, 79)
+    driver.step({0: 79})
+    assert np.abs(driver.logits(0) - exact("plain")[78]).max() < TOLERANCE
+    driver.leave(0)
 
 
 @pytest.mark.parametrize(

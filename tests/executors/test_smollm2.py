@@ -44,7 +44,7 @@ def load(model: Model) -> Callable[[Dtype], Driver]:
     @cache
     def executor(dtype: Dtype) -> Driver:
         recorder = Recorder(2, model.config.vocab_size)
-        options = ExecutorOptions(max_num_seqs=2, max_model_len=128, dtype=dtype, max_num_batched_tokens=2)
+        options = ExecutorOptions(max_num_seqs=2, max_model_len=128, dtype=dtype, max_num_batched_tokens=64)
         return Driver(OpenVINOExecutor.load(model, options, lambda *_: recorder), recorder, NUM_BLOCKS)
 
     return executor

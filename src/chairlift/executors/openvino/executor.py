@@ -25,8 +25,8 @@ SamplerFactory = Callable[[int, int], Sampler]
 class OpenVINOExecutor:
     """Keeps the rows of the running batch and computes them step by step.
 
-    Ready when constructed: every size of step up to `max_num_batched_tokens` was run once. A larger step is computed
-    too; it only pays for being the first of its size.
+    Ready when constructed: every size of step up to `max_num_batched_tokens` was run once. A larger step is refused:
+    the plugin may want the weights in another layout for it, and what it would make that from was given back.
     """
 
     def __init__(self, program: Program, sampler: Sampler, options: ExecutorOptions) -> None:
@@ -39,6 +39,7 @@ class OpenVINOExecutor:
         self.max_num_batched_tokens = options.max_num_batched_tokens or suggest_token_budget(
             self.step_rates, options.max_num_seqs
         )
+        self._max_step_tokens = round_up(self.max_num_batched_tokens)
         program.warm_up(self.max_num_batched_tokens)
 
     @classmethod
@@ -57,12 +58,18 @@ class OpenVINOExecutor:
         return cls(Program(model, options), sampler_factory(options.max_num_seqs, model.config.vocab_size), options)
 
     def submit(self, plan: StepPlan) -> OpenVINOPending:
-        """Begin a step; the device computes it while the caller does something else."""
+        """Begin a step; the device computes it while the caller does something else.
+
+        Raises:
+            ValueError: the step has more tokens than any that was run at start. It would read weights that are gone.
+        """
         for slot in plan.leaves:
             self._sampler.leave(slot)
         for join in plan.joins:
             self._sampler.join(join.slot, join.request, join.choice, join.tokens)
         self._rows.apply(plan)
+        if plan.num_tokens > self._max_step_tokens:
+            raise ValueError(f"a step of {plan.num_tokens} tokens; at most {self._max_step_tokens} were prepared")
         inputs = self._rows.assemble(plan, round_up(plan.num_tokens), round_up(num_outputs(plan, self._rows)))
         self._program.start(inputs)
         return OpenVINOPending(self, plan, inputs)
