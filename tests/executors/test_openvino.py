@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import CacheShape, SamplingParams
+from chairlift.executors.forward import ReferenceModel, empty_caches, forward, weights_of
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.executors.openvino.options import Dtype, KVCacheDtype
 from chairlift.executors.openvino.program import Program
-from chairlift.executors.reference import ReferenceExecutor, ReferenceModel, empty_caches, forward, weights_of
+from chairlift.executors.reference import ReferenceExecutor
 from chairlift.models import Model, open_model, resolve, to_int4
 from executors.checkpoints import CONFIGS, NUM_TOKENS, VOCAB_SIZE, tokens_of, write_checkpoint
 from executors.driving import BLOCK_SIZE, Driver, Recorder, divergence, run_decoding

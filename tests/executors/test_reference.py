@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from chairlift.core.types import CacheShape, SamplingParams
-from chairlift.executors.reference import ReferenceExecutor, ReferenceModel, empty_caches, forward, weights_of
+from chairlift.executors.forward import ReferenceModel, empty_caches, forward, weights_of
+from chairlift.executors.reference import ReferenceExecutor
 from chairlift.models import Model, ModelConfig, open_model, resolve
 from executors.checkpoints import CONFIGS, FIXTURES, VOCAB_SIZE, tokens_of, write_checkpoint
 from executors.driving import BLOCK_SIZE, Driver, Recorder

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from chairlift.executors.forward import forward
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.reference import forward
 from chairlift.models import DEFAULT_MODEL, Model, open_model, resolve
 from chairlift.text import load_text
 from executors.driving import Driver, Recorder, divergence, run_decoding
