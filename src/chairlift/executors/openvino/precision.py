@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import openvino as ov
+from typing import Protocol
 
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.graph import GROUPS, head_dtype
@@ -30,7 +29,13 @@ class Precision:
     tolerance: float
 
 
-def choose_precision(core: ov.Core, options: ExecutorOptions) -> Precision:
+class Capable(Protocol):
+    """What is asked of an `openvino.Core`."""
+
+    def get_property(self, device: str, name: str, /) -> Sequence[str]: ...
+
+
+def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
     """What the weights' precision and the cache's ask of this machine.
 
     The body of anything but float32 runs in bfloat16 where the processor has it. The head always runs in float32:
@@ -50,7 +55,7 @@ def choose_precision(core: ov.Core, options: ExecutorOptions) -> Precision:
     if cache == "float32" and not wide:
         raise InvalidOption(f"a float32 key/value cache is not possible with {options.dtype} weights: bfloat16 or u8")
     common: Properties = {"ENABLE_CPU_PINNING": False}
-    num_threads = options.num_threads or _quota()
+    num_threads = options.num_threads or num_quota_threads(len(os.sched_getaffinity(0)))
     if num_threads is not None:
         common["INFERENCE_NUM_THREADS"] = num_threads
     hint = "INFERENCE_PRECISION_HINT"
@@ -61,8 +66,8 @@ def choose_precision(core: ov.Core, options: ExecutorOptions) -> Precision:
     return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))
 
 
-def _quota(root: Path = Path("/")) -> int | None:
-    """Threads that a control group's CPU quota pays for, if that is less than the processors; else None.
+def num_quota_threads(num_processors: int, root: Path = Path("/")) -> int | None:
+    """Threads that a control group's CPU quota pays for, if those are fewer than the processors; else None.
 
     Source: cgroups(7), cpu.max: quota and period in microseconds.
     """
@@ -72,5 +77,5 @@ def _quota(root: Path = Path("/")) -> int | None:
         return None
     if not quota.isdigit():
         return None
-    num_threads = max(math.floor(int(quota) / int(period)), 1)
-    return num_threads if num_threads < len(os.sched_getaffinity(0)) else None
+    num_threads = max(int(quota) // int(period), 1)
+    return num_threads if num_threads < num_processors else None
