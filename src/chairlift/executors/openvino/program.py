@@ -119,10 +119,9 @@ class Program:
 
         The larger size shows what a token costs; where a few tokens fill `TARGET_STEP_S` already, they do.
         """
-        few_s, many = self._best_time(1), 64
-        if 8 * few_s > TARGET_STEP_S:
-            many = 8
-        many_s = self._best_time(many)
+        few_s = self._best_time(1, 3)
+        many = 64 if 8 * few_s < TARGET_STEP_S else 8
+        many_s = self._best_time(many, 2)
         past_len = min(256, self.cache_shape.num_blocks * BLOCK_SIZE) - 1
         return fit_rates((1, few_s), (many, many_s), (many * past_len, self._time_step(many, past_len) - many_s))
 
@@ -133,9 +132,9 @@ class Program:
         self._packed.release()
         self._head.warm_up(max_num_tokens)
 
-    def _best_time(self, num_rows: int) -> float:
-        """The best of three, since the first of a size pays for being the first."""
-        return min(self._time_step(num_rows) for _ in range(3))
+    def _best_time(self, num_rows: int, repeats: int) -> float:
+        """The best of some runs; the first of a size pays for being the first."""
+        return min(self._time_step(num_rows) for _ in range(repeats))
 
     def _time_step(self, num_rows: int, past_len: int = 0) -> float:
         """Seconds that the body takes for rows of one token with the same past, read from blocks as they are."""

@@ -8,8 +8,8 @@ from chairlift.executors.openvino.buckets import round_down, round_up
 
 MAX_STEP_S = 0.25
 """Aborts and heartbeats act between steps: none should take longer than this."""
-TARGET_STEP_S = MAX_STEP_S / 2
-"""What a full step may take when the cache is empty: reading long contexts comes on top, and other processes do.
+TARGET_STEP_S = 0.1
+"""What a full step may take when the cache is empty: reading long contexts comes on top, and so do other processes.
 
 Nothing is lost by it: a chunk that keeps the device busy for this long is as efficient as a larger one.
 """
