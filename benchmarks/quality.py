@@ -3,8 +3,9 @@
     python benchmarks/quality.py [--dtype int8 bfloat16] [--windows 40]
 
 The text is the documentation strings of Python's standard library, cut into windows of 512 tokens that are computed
-whole, each without a past. Per precision, one JSON line: perplexity and its distance from float32's, the share of positions
-whose best token is the same, and mean and 99th percentile of the Kullback-Leibler divergence from float32, in nats.
+whole, each without a past. Per precision, one JSON line: perplexity and its distance from float32's, the share of
+positions whose best token is the same, and mean and 99th percentile of the Kullback-Leibler divergence from float32, in
+nats.
 """
 
 from __future__ import annotations
