@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from chairlift.cli import main as cli
-from chairlift.cli.main import main, parse
+from chairlift.cli.main import _parser, main, parse
 from chairlift.cli.options import engine_options
 from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.executors.openvino.options import Dtype, KVCacheDtype
@@ -51,13 +51,33 @@ def test_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
     assert engine_options(parse(["chat"], {})) == options.EngineOptions(model=DEFAULT_MODEL)
 
 
+@pytest.mark.parametrize(("argv", "named"), [([], "serve a model over HTTP"), (["bench"], "compare settings")])
+def test_a_command_that_is_not_whole_shows_what_there_is(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_every_flag_says_what_it_does() -> None:
+    parsers, seen = [_parser()], 0
+    while parsers:
+        parser = parsers.pop()
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers.extend(action.choices.values())
+            elif action.option_strings:
+                seen += 1
+                assert action.help, f"{parser.prog} {action.option_strings}"
+    assert seen > 100
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [
         (["serve", "--dtype", "tiny"], "tiny"),
         (["serve", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
         (["fly"], "fly"),
-        ([], "COMMAND"),
         (["serve", "--kv-cache-memory-bytes", "much"], "much"),
     ],
 )

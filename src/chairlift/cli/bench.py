@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chairlift.cli import bench_flags as flags
+from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.core.errors import ChairliftError, InvalidOption
 
@@ -37,7 +38,8 @@ SWEPT = ("--max-num-seqs", "--max-num-batched-tokens", "--dtype", "--kv-cache-dt
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command and its three forms."""
     bench = commands.add_parser("bench", help="measure a server, or the engine without one")
-    forms = bench.add_subparsers(title="forms", metavar="FORM", required=True)
+    bench.set_defaults(parser=bench)
+    forms = bench.add_subparsers(title="forms", metavar="FORM")
     _add_serve(forms)
     _add_throughput(forms)
     _add_sweep(forms)
@@ -75,7 +77,8 @@ def _add_serve(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def _add_throughput(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = forms.add_parser("throughput", help="measure the engine in this process, without a server")
+    what = "measure the engine in this process, without a server"
+    parser = forms.add_parser("throughput", help=what, description=f"{what.capitalize()}: all prompts at once.")
     add_engine_flags(parser, positional_model=True)
     parser.add_argument("--concurrency", type=int, metavar="N", help="the same as --max-num-seqs")
     flags.add_dataset_flags(parser, num_prompts=64)
@@ -88,14 +91,14 @@ def _add_throughput(forms: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def _add_sweep(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = forms.add_parser(
         "sweep",
-        help="compare settings: a server for each, the same load on all, one table and a plot",
+        help="compare settings: a server for each, the same load on all, one table and, if wanted, a plot",
         description="Start a server for each combination of the swept flags, put the same load on each, and print one "
         "table. Lists are separated by commas: --max-num-seqs 16,64,256.",
     )
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="model to serve (default: as for serve)")
     group = parser.add_argument_group("swept")
     for name in SWEPT:
-        group.add_argument(name, metavar="LIST")
+        group.add_argument(name, metavar="LIST", help="values for that flag of serve (default: its own)")
     group.add_argument("--request-rate", default="inf", metavar="LIST", help="in requests per second (default: inf)")
     parser.add_argument("--serve-args", default="", metavar="FLAGS", help="further flags of serve, quoted as one")
     parser.add_argument("--ready-timeout", type=float, default=300.0, metavar="SECONDS", help="default: %(default)s")
@@ -103,9 +106,7 @@ def _add_sweep(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     flags.add_dataset_flags(parser, num_prompts=200)
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw them: .png, .svg or .pdf (needs the extra plot)"
-    )
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them: .png, .svg or .pdf (needs matplotlib)")
     add_config_flag(parser)
     parser.set_defaults(run=run_sweep, parser=parser)
 
@@ -264,8 +265,10 @@ def run_throughput(arguments: argparse.Namespace) -> int:
         options = replace(options, max_num_seqs=arguments.concurrency)
     samples = flags.samples(arguments, chat=False)
     begun = time.perf_counter()
-    with LLM.from_built(build(options)) as llm:
-        load_s = time.perf_counter() - begun
+    with loading(options.model, sys.stderr):
+        built = build(options)
+    load_s = time.perf_counter() - begun
+    with LLM.from_built(built) as llm:
         throughput = measure_throughput(
             llm,
             samples,
@@ -329,4 +332,4 @@ def _figure() -> Any:
     try:
         return import_module("matplotlib.figure").Figure()
     except ImportError as error:
-        raise InvalidOption("--plot needs matplotlib: pip install 'chairlift[plot]'") from error
+        raise InvalidOption("--plot needs matplotlib: pip install matplotlib") from error

@@ -24,7 +24,9 @@ BACKENDS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat
 
 def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int) -> None:
     group = parser.add_argument_group("dataset")
-    group.add_argument("--dataset-name", choices=("random", "sharegpt", "custom"), default="random")
+    group.add_argument(
+        "--dataset-name", choices=("random", "sharegpt", "custom"), default="random", help="default: %(default)s"
+    )
     group.add_argument("--dataset-path", type=Path, metavar="FILE", help="for sharegpt a JSON file, for custom JSONL")
     group.add_argument("--num-prompts", type=int, default=num_prompts, metavar="N", help="default: %(default)s")
     group.add_argument(
@@ -39,7 +41,7 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int) -> N
         "--random-range-ratio", type=float, default=0.0, metavar="R", help="lengths vary by this share (default: 0)"
     )
     group.add_argument(
-        "--random-prefix-len", type=int, default=0, metavar="TOKENS", help="the same start of every prompt"
+        "--random-prefix-len", type=int, default=0, metavar="TOKENS", help="the same start of every prompt (default: 0)"
     )
     group.add_argument("--sharegpt-output-len", type=int, metavar="TOKENS", help="instead of the lengths in the file")
     group.add_argument("--custom-output-len", type=int, metavar="TOKENS", help="instead of the lengths in the file")
@@ -54,21 +56,29 @@ def add_load_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--endpoint", metavar="PATH", help="default: the backend's own")
     group.add_argument("--model", metavar="NAME", help="model to ask (default: the first that the server names)")
     group.add_argument(
-        "--burstiness", type=float, default=1.0, help="shape of the gaps: 1 Poisson, below 1 in bursts, above steadier"
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="shape of the gaps: 1 Poisson, below 1 in bursts, above steadier (default: 1)",
     )
     group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests in flight (closed loop)")
     group.add_argument("--no-stream", dest="stream", action="store_false", help="ask for whole responses")
-    group.add_argument("--temperature", type=float, help="default: 0, the most likely token")
-    group.add_argument("--top-p", type=float)
-    group.add_argument("--top-k", type=int)
-    group.add_argument("--min-p", type=float)
+    group.add_argument("--temperature", type=float, metavar="T", help="default: 0, the most likely token")
+    group.add_argument("--top-p", type=float, metavar="P", help="default: the server's")
+    group.add_argument("--top-k", type=int, metavar="K", help="default: the server's")
+    group.add_argument("--min-p", type=float, metavar="P", help="default: the server's")
     group.add_argument("--extra-body", metavar="JSON", help="object whose fields go into every request")
     group.add_argument("--header", action="append", metavar="KEY=VALUE", help="header of every request; repeatable")
     group.add_argument(
         "--api-key", metavar="KEY", help="sent as bearer token (better given as CHAIRLIFT_API_KEY or OPENAI_API_KEY)"
     )
-    group.add_argument("--request-timeout", type=float, default=6 * 3600.0, metavar="SECONDS")
-    group.add_argument("--num-warmups", type=int, default=1, metavar="N", help="requests before the clock starts")
+    group.add_argument(
+        "--request-timeout", type=float, default=6 * 3600.0, metavar="SECONDS", help="default: six hours"
+    )
+    group.add_argument(
+        "--num-warmups", type=int, default=1, metavar="N", help="requests before the clock starts (default: 1)"
+    )
     group.add_argument("--disable-tqdm", action="store_true", help="no progress line")
 
 
@@ -151,8 +161,8 @@ def arrivals(arguments: argparse.Namespace, request_rate: float) -> Arrivals:
 def add_ramp_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("ramp")
     group.add_argument("--ramp-up-strategy", choices=get_args(RampUp), help="move the rate over the run")
-    group.add_argument("--ramp-up-start-rps", type=float, metavar="RATE")
-    group.add_argument("--ramp-up-end-rps", type=float, metavar="RATE")
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="RATE", help="requests per second at first")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="RATE", help="requests per second at last")
 
 
 def wanted(arguments: argparse.Namespace) -> Wanted:

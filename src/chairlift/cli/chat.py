@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, engine_options, sampling_params
 from chairlift.core.errors import InvalidRequest
 
@@ -34,7 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         import readline  # noqa: F401  # importing it gives `input` a history and editing
 
-    with LLM.from_built(build(engine_options(arguments))) as llm:
+    options = engine_options(arguments)
+    with loading(options.model, sys.stderr):
+        built = build(options)
+    with LLM.from_built(built) as llm:
         print(f"{llm.model_name} is ready. {HELP}", file=sys.stderr)
         Conversation(llm, sampling_params(arguments, llm.default_params(None)), arguments.system).run()
     return 0

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, engine_options, sampling_params
 from chairlift.core.errors import InvalidOption
 
@@ -55,7 +57,10 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
         if sys.stdin.isatty():
             print("Type a prompt and end it with Ctrl-D.", file=sys.stderr)
         prompt = sys.stdin.read()
-    with LLM.from_built(build(engine_options(arguments))) as llm:
+    options = engine_options(arguments)
+    with loading(options.model, sys.stderr):
+        built = build(options)
+    with LLM.from_built(built) as llm:
         params = sampling_params(arguments, llm.default_params(None))
         if arguments.chat:
             outputs = llm.stream_chat([{"role": "user", "content": prompt}], params)
@@ -89,7 +94,9 @@ def _run_file(arguments: argparse.Namespace) -> int:
     names = tuple(arguments.served_model_name or ())
 
     async def serve() -> Progress:
-        async with served_offline(options, names) as ask:
+        async with AsyncExitStack() as stack:
+            with loading(options.model, sys.stderr):
+                ask = await stack.enter_async_context(served_offline(options, names))
             with (
                 arguments.output.open("ab") as output,
                 tqdm(total=len(wanted), initial=len(done), unit="req", dynamic_ncols=True) as bar,

@@ -20,6 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for what the user can mend, 130 after Ctrl-C."""
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        if not hasattr(arguments, "run"):
+            arguments.parser.print_help(sys.stderr)
+            return EXIT_USAGE
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except ChairliftError as error:
@@ -42,9 +45,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Names
     """
     parser = _parser()
     arguments = parser.parse_args(argv)
-    command: argparse.ArgumentParser | None = getattr(arguments, "parser", None)
-    if command is None:
-        return arguments
+    command: argparse.ArgumentParser = arguments.parser
     if getattr(arguments, "config", None) is not None:
         command.set_defaults(**file_defaults(command, arguments.config))
     command.set_defaults(**environment_defaults(command, environment))
@@ -56,7 +57,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="chairlift", description="Serve a language model, or run one offline, with continuous batching."
     )
     parser.add_argument("--version", action="version", version=f"chairlift {chairlift.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser.set_defaults(parser=parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     for module in (serve, generate, chat, bench):
         module.add_parser(commands)
     return parser

@@ -103,7 +103,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of how tokens are chosen; what is not given is the model's own default."""
-    group = parser.add_argument_group("sampling")
+    group = parser.add_argument_group("sampling", "What is not given is as the model's makers recommend.")
     group.add_argument(
         "--max-tokens", type=count, metavar="N", help="longest answer (default: the rest of the context)"
     )

@@ -66,6 +66,7 @@ def serve(
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     _allow_descriptors()
     sock = bind(options)
+    _log.info("loading %s", model)
     with contextlib.closing(sock), WorkerProcess(worker_command) as process:
         service = _Service(options, process, lambda: load_text(model))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -1,0 +1,53 @@
+"""What the README says to type is what there is."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from chairlift.cli.batch import check_requests
+from chairlift.cli.main import parse
+from chairlift.server.greeting import greeting
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    return [line for block in blocks("sh") for line in block.splitlines() if line.startswith("chairlift ")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_understood(command: str) -> None:
+    arguments = shlex.split(command, comments=True)[1:]
+    if arguments[-1] == "--help":
+        arguments.pop()
+    assert callable(parse(arguments, {}).run)
+
+
+def test_the_batch_line_is_a_request(tmp_path: Path) -> None:
+    (example,) = blocks("json")
+    file = tmp_path / "batch.jsonl"
+    file.write_text(example, encoding="utf-8")
+    assert check_requests(file) == {"greeting"}
+
+
+def test_the_first_request_is_the_one_that_the_server_suggests() -> None:
+    said = greeting(
+        "http://127.0.0.1:8000",
+        "smollm2-135m-instruct",
+        max_model_len=8192,
+        load_s=4.0,
+        resident_bytes=0,
+        needs_key=False,
+    )
+    curl, python = blocks("sh")[1], blocks("python")[0]
+    assert shlex.split(curl.replace("\\\n", "")) == shlex.split(said[said.index("curl") : said.index("or from")])
+    indented = "".join(f"  {line}" if line.strip() else line for line in python.splitlines(keepends=True))
+    assert indented in said
