@@ -35,14 +35,14 @@ def test_a_disturbed_measurement_does_no_harm(small_s: float) -> None:
     rates = fit_rates((1, small_s), (64, 0.040), (100, -0.001))
     assert rates.step_s(64) == pytest.approx(0.040)
     assert rates.base_s == pytest.approx(0.020, abs=0.001) and rates.context_s == 0
-    assert 224 <= suggest_token_budget(rates, 4) <= 256
+    assert suggest_token_budget(rates, 4) == 256
 
 
-@pytest.mark.parametrize(("token_s", "budget"), [(0.35e-3, 256), (0.1e-3, 896), (9e-3, 10), (5.0, 8)])
+@pytest.mark.parametrize(("token_s", "budget"), [(0.35e-3, 256), (0.1e-3, 896), (1e-3, 160), (18e-3, 10), (5.0, 8)])
 def test_token_budget_keeps_a_step_short_but_serves_everybody(token_s: float, budget: int) -> None:
     rates = StepRates(0.01, token_s, 0.0)
     assert suggest_token_budget(rates, max_num_seqs=8) == budget
-    assert budget == 8 or rates.step_s(budget) <= 0.1
+    assert budget == 8 or rates.step_s(budget) <= 0.2
     assert suggest_token_budget(rates, max_num_seqs=1000) >= 1000
 
 

@@ -9,10 +9,9 @@ from chairlift.executors.openvino.buckets import round_down, round_up
 MAX_STEP_S = 0.25
 """Aborts and heartbeats act between steps: none should take longer than this."""
 TARGET_STEP_S = 0.1
-"""What a full step may take when the cache is empty: reading long contexts comes on top, and so do other processes.
-
-Nothing is lost by it: a chunk that keeps the device busy for this long is as efficient as a larger one.
-"""
+"""What a full step may take when the cache is empty: reading long contexts comes on top, and so do other processes."""
+EFFICIENT_TOKENS = 256
+"""Larger steps are hardly more efficient, smaller ones are less: twice the target is taken before going below."""
 MAX_TOKEN_BUDGET = 8192
 
 
@@ -41,10 +40,15 @@ def fit_rates(small: tuple[int, float], large: tuple[int, float], context: tuple
     return StepRates(max(many_s - token_s * many, 0.0), token_s, max(context[1], 0.0) / max(context[0], 1))
 
 
-def suggest_token_budget(rates: StepRates, max_num_seqs: int, target_step_s: float = TARGET_STEP_S) -> int:
-    """Tokens of a step that takes `target_step_s`; never less than one for each sequence.
+def suggest_token_budget(rates: StepRates, max_num_seqs: int) -> int:
+    """Tokens of a step such that it stays well under `MAX_STEP_S`; never less than one for each sequence.
 
     Always the size of a bucket, so that a step that uses its whole budget computes no padding.
     """
-    fitting = min((target_step_s - rates.base_s) / rates.token_s, MAX_TOKEN_BUDGET)
-    return max(round_down(max(int(fitting), 1)), round_up(max_num_seqs))
+    short = _tokens_within(rates, TARGET_STEP_S)
+    budget = max(short, min(EFFICIENT_TOKENS, _tokens_within(rates, 2 * TARGET_STEP_S)))
+    return max(round_down(budget), round_up(max_num_seqs))
+
+
+def _tokens_within(rates: StepRates, seconds: float) -> int:
+    return int(min(max((seconds - rates.base_s) / rates.token_s, 1.0), MAX_TOKEN_BUDGET))
