@@ -5,8 +5,9 @@
     .venv/bin/python benchmarks/against_peer.py --peer-python tmp/peer/bin/python
 
 Both are loaded once and take turns, so that whatever else the machine does falls on both: what counts is the ratio of
-two neighbouring turns. Prints one JSON line per concurrency: output tokens per second of each (median of the turns after
-one warm-up) and the median of the ratios. Greedy, end-of-sequence ignored, no prefix cache, as in `llm_throughput.py`.
+two neighbouring turns. Prints one JSON line per concurrency: output tokens per second of each (median of the turns
+after one warm-up) and the median of the ratios. Greedy, end-of-sequence ignored, no prefix cache,
+as in `llm_throughput.py`.
 """
 
 from __future__ import annotations
