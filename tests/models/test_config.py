@@ -148,7 +148,10 @@ def test_sampling_defaults(tmp_path: Path) -> None:
     ("generation", "message"),
     [
         ({"temperature": "hot"}, "temperature must be a number"),
-        ({"top_p": 2.0}, "top_p must be a number"),
+        ({"top_p": 2.0}, "top_p must be above 0.0 and at most 1.0"),
+        ({"top_p": 0.0}, "top_p must be above 0.0 and at most 1.0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be at least 0.01"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty must be a number"),
         ({"eos_token_id": [[2]]}, "eos_token_id must be"),
         ({"eos_token_id": 128}, "special token id 128"),
         ({"eos_token_id": list(range(65))}, "eos_token_id must be"),

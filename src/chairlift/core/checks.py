@@ -10,7 +10,7 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vo
     """Refuse what can never be served.
 
     Raises:
-        InvalidRequest: an empty prompt, or a token id outside the vocabulary.
+        InvalidRequest: an empty prompt, a token id outside the vocabulary, or a minimum length that no token may fill.
         NeverFits: a prompt that leaves no room for a token of output, or more choices than there are slots.
     """
     if not request.prompt:
@@ -33,3 +33,14 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vo
     ):
         if ids and (min(ids) < 0 or max(ids) >= vocab_size):
             raise InvalidRequest(f"{name} has a token id outside 0 .. {vocab_size - 1}", name)
+    if params.min_tokens and not _may_go_on(request, vocab_size):
+        raise InvalidRequest(
+            "min_tokens cannot be reached: every token that is allowed would end the answer", "min_tokens"
+        )
+
+
+def _may_go_on(request: Request, vocab_size: int) -> bool:
+    """Whether a token is left before the minimum length, where none may be sampled that ends the answer."""
+    ends = {*request.eos_token_ids, *request.params.stop_token_ids}
+    allowed = request.params.allowed_token_ids
+    return len(ends) < vocab_size if allowed is None else not ends.issuperset(allowed)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from chairlift.core.errors import InvalidModel
+from chairlift.core.errors import InvalidModel, InvalidRequest
+from chairlift.core.types import SamplingParams
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
 from chairlift.models.tensor import Encoding
@@ -235,12 +236,7 @@ def _rope_from_json(fields: Fields, head_size: int, max_model_len: int) -> Rope:
     raise fields.error(f"rope type {shown(kind)} is not supported, only default, linear and llama3")
 
 
-_SAMPLING_BOUNDS = {
-    "temperature": (0.0, 100.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "repetition_penalty": (0.0, 100.0),
-}
+_SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 
 
 def generation_defaults(values: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], dict[str, float | int]]:
@@ -255,13 +251,17 @@ def generation_defaults(values: Mapping[str, Any], where: str) -> tuple[tuple[in
     fields = Fields(values, where)
     sampling: dict[str, float | int] = {}
     if fields.flag("do_sample", True):
-        for key, (low, high) in _SAMPLING_BOUNDS.items():
+        for key in _SAMPLING_NUMBERS:
             if fields.get(key) is not None:
-                sampling[key] = fields.number(key, low, high)
+                sampling[key] = fields.number(key, 0.0, 100.0)
         if fields.get("top_k") is not None:
             sampling["top_k"] = fields.integer("top_k", -1, MAX_SIZE)
     if fields.get("max_new_tokens") is not None:
         sampling["max_tokens"] = fields.integer("max_new_tokens", 1, MAX_CONTEXT)
+    try:
+        SamplingParams(**sampling)  # type: ignore[arg-type]
+    except InvalidRequest as error:  # every request that says nothing itself would be refused
+        raise fields.error(str(error)) from error
     return fields.token_ids("eos_token_id"), sampling
 
 
