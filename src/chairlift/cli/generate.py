@@ -67,11 +67,13 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
         else:
             outputs = llm.stream(prompt, params)
         error: str | None = None
-        for output in outputs:
-            for piece in output.outputs:
-                print(piece.text, end="", flush=True)
-                error = piece.error or error
-        print()
+        try:
+            for output in outputs:
+                for piece in output.outputs:
+                    print(piece.text, end="", flush=True)
+                    error = piece.error or error
+        finally:
+            print()
     if error is not None:
         print(f"chairlift: the answer could not be finished: {error}", file=sys.stderr)
         return 1
