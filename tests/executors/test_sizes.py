@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from openvino import Type
 
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.buckets import buckets_up_to, round_down, round_up
-from chairlift.executors.openvino.cache import available_bytes, num_cache_blocks
+from chairlift.executors.openvino.cache import CachePort, allocate, available_bytes, num_cache_blocks
 from chairlift.executors.openvino.rates import StepRates, fit_rates, suggest_token_budget
 
 
@@ -54,6 +55,19 @@ def test_cache_takes_what_it_is_given_less_a_scratch_block() -> None:
         num_cache_blocks(1000, 32, memory_bytes=1999, max_num_seqs=3, max_model_len=33)
 
 
+def test_more_memory_than_there_is_gives_one_clear_line() -> None:
+    port = CachePort("key_cache.0", Type.f32, (8, 32, 128))
+    with pytest.raises(InvalidOption, match=r"cannot reserve a key/value cache of 1000000000000 blocks"):
+        allocate([port], 10**12)
+
+
+def test_cache_starts_with_zeros() -> None:
+    ports = [CachePort("key_cache.0", Type.bf16, (2, 32, 64)), CachePort("value_cache.0", Type.u8, (2, 32, 72))]
+    tensors = allocate(ports, 3)
+    assert [list(tensor.shape) for tensor in tensors.values()] == [[3, 2, 32, 64], [3, 2, 32, 72]]
+    assert not any(tensor.data.view("u1").any() for tensor in tensors.values())
+
+
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -67,7 +81,9 @@ def test_free_memory_is_the_machines_or_the_control_groups(tmp_path: Path) -> No
     assert available_bytes(tmp_path) == 1_024_000
     write(tmp_path / "sys/fs/cgroup/memory.max", "900000\n")
     assert available_bytes(tmp_path) == 200_000
-    write(tmp_path / "sys/fs/cgroup/memory.current", "950000\n")
+    write(tmp_path / "sys/fs/cgroup/memory.stat", "anon 100\ninactive_file 50000\nactive_file 7\n")
+    assert available_bytes(tmp_path) == 250_000
+    write(tmp_path / "sys/fs/cgroup/memory.current", "960000\n")
     assert available_bytes(tmp_path) == 0
 
 

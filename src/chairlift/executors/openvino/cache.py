@@ -43,12 +43,18 @@ def allocate(ports: Sequence[CachePort], num_blocks: int) -> dict[str, ov.Tensor
     """Zeroed tensors of `num_blocks` blocks for every port, in huge pages where the system grants them.
 
     With small pages a step over long contexts spends a few percent of its time finding addresses.
+
+    Raises:
+        InvalidOption: the system does not promise that much memory.
     """
     return {port.name: _tensor(port, num_blocks) for port in ports}
 
 
 def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
-    memory = mmap.mmap(-1, port.block_bytes * num_blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, port.block_bytes * num_blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise InvalidOption(f"cannot reserve a key/value cache of {num_blocks} blocks: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     cells = np.frombuffer(memory, {1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])
@@ -80,26 +86,31 @@ def num_cache_blocks(
 def available_bytes(root: Path = Path("/")) -> int:
     """Memory that can still be taken without pushing others out: the machine's, or less in a control group.
 
-    Source: proc(5), MemAvailable; cgroups(7), memory.max and memory.current (version 2), limit_in_bytes (version 1).
+    A group's file pages that nobody used lately are not counted as taken: a model file that was just read is there.
+
+    Source: proc(5), MemAvailable; cgroups(7), memory.max, memory.current and memory.stat (version 2), and their
+    counterparts of version 1.
     """
-    available = _machine_bytes(root)
-    group = root / "sys/fs/cgroup"
-    pairs = (
-        (group / "memory.max", group / "memory.current"),
-        (group / "memory/memory.limit_in_bytes", group / "memory/memory.usage_in_bytes"),
+    available = _number_after("MemAvailable:", root / "proc/meminfo") * 1024
+    groups = (
+        ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "),
+        ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
     )
-    for limit_file, used_file in pairs:
-        limit, used = _number_in(limit_file), _number_in(used_file)
+    for folder, limit_file, used_file, idle in groups:
+        limit, used = _number_in(root / folder / limit_file), _number_in(root / folder / used_file)
         if limit is not None and used is not None:
+            used -= _number_after(idle, root / folder / "memory.stat")
             available = min(available, max(limit - used, 0))
     return available
 
 
-def _machine_bytes(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise InvalidOption("cannot tell how much memory is free: set kv_cache_memory_bytes")
+def _number_after(label: str, path: Path) -> int:
+    """The number on the line that begins with `label`; 0 if there is no such line or file."""
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.removeprefix(label).split()[0]) for line in lines if line.startswith(label)), 0)
 
 
 def _number_in(path: Path) -> int | None:
