@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -14,6 +13,7 @@ from chairlift.core.types import CacheShape
 from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
+from chairlift.executors.openvino.feed import Feed
 from chairlift.executors.openvino.graph import attention_shape, build_body, build_head
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
@@ -34,13 +34,18 @@ class Head:
         self._packed = Arena()
         graph = build_head(model, dtype, self._packed)
         self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
+        self._feed = Feed(self._request)
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
         num_rows = len(hidden)
-        padded = np.zeros((round_up(num_rows), self._hidden_size), np.float32)
-        padded[:num_rows] = hidden
-        logits: NDArray[np.float32] = self._request.infer([padded], share_inputs=True, share_outputs=True)[0]
+        size = round_up(num_rows)
+        if size != num_rows:
+            hidden = np.concatenate([hidden, np.zeros((size - num_rows, hidden.shape[1]), np.float32)])
+        self._feed.set("hidden", hidden)
+        self._request.start_async()
+        self._request.wait()
+        logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
 
     def warm_up(self, max_num_rows: int) -> None:
@@ -84,23 +89,22 @@ class Program:
         self._body = body.create_infer_request()
         for name, tensor in self.cache.items():
             self._body.set_tensor(name, tensor)
-        self._feed: dict[str, NDArray[Any]] = {}
+        self._feed = Feed(self._body)
 
     # ------------------------------------------------------------ a step
 
     def start(self, inputs: StepInputs) -> None:
         """Begin to compute the body; returns at once."""
-        self._feed = {
-            "token_ids": inputs.token_ids,
-            "positions": inputs.positions,
-            "past_lens": inputs.past_lens,
-            "starts": inputs.starts,
-            "block_ids": inputs.block_ids,
-            "block_starts": inputs.block_starts,
-            "max_context_len": np.array(inputs.max_context_len, np.int32),
-            "output_rows": inputs.output_rows,
-        }
-        self._body.start_async(self._feed, share_inputs=True)
+        feed = self._feed
+        feed.set("token_ids", inputs.token_ids)
+        feed.set("positions", inputs.positions)
+        feed.set("past_lens", inputs.past_lens)
+        feed.set("starts", inputs.starts)
+        feed.set("block_ids", inputs.block_ids)
+        feed.set("block_starts", inputs.block_starts)
+        feed.set("max_context_len", np.array(inputs.max_context_len, np.int32))
+        feed.set("output_rows", inputs.output_rows)
+        self._body.start_async()
 
     def hidden_states(self) -> NDArray[np.float32]:
         """Wait for the body: `[outputs, hidden]`, valid until the next `start`."""
