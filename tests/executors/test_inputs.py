@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 
 from chairlift.core.types import CacheShape, Chunk, Join, Request, SamplingParams, StepPlan
-from chairlift.executors.openvino.inputs import SCRATCH_BLOCK, Rows, StepInputs, num_outputs, uniform_inputs
+from chairlift.executors.openvino.inputs import (
+    SCRATCH_BLOCK,
+    Rows,
+    StepInputs,
+    lone_chunks,
+    num_outputs,
+    uniform_inputs,
+)
 
 BLOCK_SIZE = 4
 
@@ -39,6 +46,7 @@ def pieces(inputs: StepInputs) -> list[Piece]:
 
 
 PADDING: Piece = ([0], [0], 0, [SCRATCH_BLOCK])
+EMPTY: Piece = ([], [], 0, [SCRATCH_BLOCK])
 
 
 def test_chunks_then_decodes() -> None:
@@ -60,13 +68,43 @@ def test_chunks_then_decodes() -> None:
     plan = StepPlan(1, chunks=[Chunk(2, 5, 1, True)], num_chunk_tokens=1)
     rows.apply(plan)
     inputs = rows.assemble(plan, 1, 1)
-    assert pieces(inputs) == [([10], [5], 5, [8, 4])]
+    assert pieces(inputs) == [([10], [5], 5, [8, 4]), EMPTY]
     assert inputs.slots.tolist() == [2] and inputs.output_rows.tolist() == [0]
     rows.advance(plan, inputs.slots, [33])
 
     plan = StepPlan(2, decodes=[2])
     rows.apply(plan)
-    assert pieces(rows.assemble(plan, 1, 1)) == [([33], [6], 6, [8, 4])]
+    assert pieces(rows.assemble(plan, 1, 1)) == [([33], [6], 6, [8, 4]), EMPTY]
+    assert pieces(rows.assemble(plan, 3, 1)) == [([33], [6], 6, [8, 4]), PADDING, PADDING, EMPTY]
+
+
+@pytest.mark.parametrize("start", [5, 6, 7])
+def test_a_chunk_of_one_token_has_a_companion(start: int) -> None:
+    """It is the same token once more, one position on: in the sequence's own block, or in the scratch block."""
+    rows = Rows(2, 2, BLOCK_SIZE)
+    tokens = [11, 12, 13, 14, 15, 16, 17, 18]
+    plan = StepPlan(
+        0,
+        joins=[join(0, tokens, num_prompt=8), join(1, tokens[: start + 1])],
+        block_slots=[0, 0, 1, 1],
+        block_ids=[0, 1, 2, 3],
+        chunks=[Chunk(0, 0, 8, True), Chunk(1, start, 1, True)],
+        num_chunk_tokens=9,
+    )
+    rows.apply(plan)
+    assert lone_chunks(plan) == [1]
+    inputs = rows.assemble(plan, 11, 2)
+    scratch = [SCRATCH_BLOCK] if start == 7 else []
+    assert pieces(inputs) == [
+        (tokens, list(range(8)), 0, [1, 2]),
+        ([tokens[start]] * 2, [start, start + 1], start, [3, 4, *scratch]),
+        PADDING,
+    ]
+    assert inputs.output_rows.tolist() == [7, 8]
+    assert inputs.max_context_len == max(8, start + 2)
+    without = rows.assemble(plan, 9, 2)
+    assert pieces(without) == [(tokens, list(range(8)), 0, [1, 2]), ([tokens[start]], [start], start, [3, 4])]
+    assert without.output_rows.tolist() == [7, 8]
 
 
 def test_a_slot_is_left_and_taken_in_one_plan() -> None:
@@ -190,11 +228,18 @@ def test_random_plans(seed: int) -> None:
         if not expected:
             continue
         rows.apply(plan)
-        inputs = rows.assemble(plan, plan.num_tokens + 2, num_outputs(plan, rows) + 1)
-        assert pieces(inputs) == [*expected, PADDING, PADDING]
+        lone = [len(plan.decodes) + i for i in lone_chunks(plan)]
+        inputs = rows.assemble(plan, plan.num_tokens + len(lone) + 2, num_outputs(plan, rows) + 1)
+        last = np.cumsum([len(ids) + (i in lone) for i, (ids, _, _, _) in enumerate(expected)]) - 1
+        last[lone] -= 1
+        for i in lone:
+            ids, _, start, blocks = expected[i]
+            blocks = [*blocks, *([SCRATCH_BLOCK] if (start + 1) % BLOCK_SIZE == 0 else [])]
+            expected[i] = ids * 2, [start, start + 1], start, blocks
+        is_single = all(len(ids) == 1 for ids, _, _, _ in expected)
+        assert pieces(inputs) == [*expected, PADDING, PADDING, *([EMPTY] if is_single else [])]
         assert inputs.slots.tolist() == sampling
         assert inputs.max_context_len == max(start + len(ids) for ids, _, start, _ in expected)
-        last = np.cumsum([len(ids) for ids, _, _, _ in expected]) - 1
         owners = [*plan.decodes, *(chunk.slot for chunk in plan.chunks)]
         assert inputs.output_rows[:-1].tolist() == [last[owners.index(slot)] for slot in sampling]
         sampled = [rng.randrange(1, 99) for _ in sampling]
@@ -209,7 +254,9 @@ def test_random_plans(seed: int) -> None:
 def test_uniform_rows_write_only_the_scratch_block() -> None:
     for past_len in (0, 3, 4, 9):
         inputs = uniform_inputs(3, past_len, CacheShape(5, BLOCK_SIZE))
-        for ids, positions, past, blocks in pieces(inputs):
+        *found, last = pieces(inputs)
+        assert len(found) == 3 and last == EMPTY
+        for ids, positions, past, blocks in found:
             assert (ids, positions, past) == ([0], [past_len], past_len)
             assert len(blocks) == past_len // BLOCK_SIZE + 1
             assert blocks[-1] == SCRATCH_BLOCK

@@ -152,8 +152,8 @@ def check_release() -> None:
 def self_test(core: ov.Core, properties: Mapping[str, object], shape: AttentionShape, tolerance: float) -> None:
     """Run the operation on a small mixed batch over scattered blocks and compare with NumPy; takes milliseconds.
 
-    Two steps: three prompts of different lengths; then two of them decode, one gets a chunk, and a fourth joins.
-    `properties` are those that the model is compiled with.
+    Three steps: three prompts of different lengths; then two of them decode, one gets a chunk, and a fourth joins; then
+    one decodes alone, followed by an empty sequence. `properties` are those that the model is compiled with.
 
     Raises:
         InvalidOption: the operation is refused, or gives values further than `tolerance` from NumPy's.
@@ -190,20 +190,22 @@ def _worst_error(core: ov.Core, properties: Mapping[str, object], shape: Attenti
             request.set_tensor(port.any_name, ov.Tensor(port.element_type, ov.Shape(dims)))
     history = [[np.zeros((0, n, shape.head_size), np.float32) for n in sizes[1:]] for _ in tables]
     worst = 0.0
-    for counts in ((45, 5, 33, 0), (1, 1, 20, 3)):
+    for counts in ((45, 5, 33, 0), (1, 1, 20, 3), (0, 0, 1, 0)):
         live = [i for i, count in enumerate(counts) if count]
         past = [len(history[i][0]) for i in live]
         new = [[rng.standard_normal((counts[i], n, shape.head_size), np.float32) for n in sizes] for i in live]
         num_blocks = [-(-(p + counts[i]) // BLOCK_SIZE) for p, i in zip(past, live, strict=True)]
+        blocks = [tables[i, :n] for i, n in zip(live, num_blocks, strict=True)]
+        empty = [0] if len(live) == sum(counts) else []
         feed = {
             **{
                 name: np.concatenate([x[j] for x in new]).reshape(-1, sizes[j] * shape.head_size)
                 for j, name in enumerate("qkv")
             },
-            "past_lens": np.array(past, np.int32),
-            "starts": np.cumsum([0, *(counts[i] for i in live)], dtype=np.int32),
-            "block_ids": np.concatenate([tables[i, :n] for i, n in zip(live, num_blocks, strict=True)]),
-            "block_starts": np.cumsum([0, *num_blocks], dtype=np.int32),
+            "past_lens": np.array([*past, *empty], np.int32),
+            "starts": np.cumsum([0, *(counts[i] for i in live), *empty], dtype=np.int32),
+            "block_ids": np.concatenate([*blocks, tables[0, : len(empty)]]),
+            "block_starts": np.cumsum([0, *num_blocks, *(1 for _ in empty)], dtype=np.int32),
             "max_context_len": np.array(max(p + counts[i] for p, i in zip(past, live, strict=True)), np.int32),
         }
         got = request.infer(feed, share_inputs=True)[0]
