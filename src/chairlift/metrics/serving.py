@@ -97,7 +97,7 @@ class ServingMetrics:
         self.step_time.observe(duration_s)
 
     def on_tokens(self, now: float, last_times: dict[float, int], num_others: int) -> None:
-        """The tokens of one step: `last_times[t]` of them follow one that came at `t`, `num_others` follow none known."""
+        """The tokens of one step: `last_times[t]` of them follow one that came at `t`, `num_others` none known."""
         for last_time, count in last_times.items():
             self.inter_token_latency.observe(now - last_time, count)
             self.num_generation_tokens += count
