@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 from collections.abc import Sequence
@@ -12,7 +13,16 @@ from typing import Any
 
 import pytest
 
-from chairlift.cli.batch import Ask, BatchRequest, Progress, check_requests, finished_ids, read_requests, run_batch
+from chairlift.cli.batch import (
+    Ask,
+    BatchRequest,
+    Progress,
+    check_requests,
+    finished_ids,
+    open_results,
+    read_requests,
+    run_batch,
+)
 from chairlift.core.errors import EngineDead, InvalidOption
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -28,7 +38,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-def run(requests: Sequence[BatchRequest], ask: Ask, output: io.BytesIO, max_in_flight: int = 3) -> Progress:
+def run(requests: Sequence[BatchRequest], ask: Ask, output: Any, max_in_flight: int = 3) -> Progress:
     async def main() -> Progress:
         return await run_batch(
             iter(requests), ask, output, max_in_flight=max_in_flight, on_result=lambda progress: None
@@ -145,6 +155,52 @@ class TestRun:
         assert set(results(output.getvalue())) <= {str(i) for i in range(5)}
 
 
+class FullDisk(io.RawIOBase):
+    """Takes a few bytes at a time, and none after the first hundred."""
+
+    def __init__(self) -> None:
+        self.content = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        if len(self.content) >= 100:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.content += data[:7]
+        return min(7, len(data))
+
+
+class TestDisk:
+    def test_a_file_that_takes_little_at_a_time_gets_everything(self) -> None:
+        class Slow(FullDisk):
+            def write(self, data: Any) -> int:
+                self.content += data[:7]
+                return min(7, len(data))
+
+        output = Slow()
+        run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(3)], echo, output)
+        assert set(results(output.content)) == {"0", "1", "2"}
+
+    def test_a_full_disk_ends_the_run_and_what_is_in_flight(self) -> None:
+        cancelled = 0
+
+        async def ask(url: str, body: bytes) -> tuple[int, bytes]:
+            nonlocal cancelled
+            if json.loads(body)["prompt"] == 0:
+                return await echo(url, body)
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled += 1
+                raise
+            raise AssertionError
+
+        with pytest.raises(InvalidOption, match="cannot be written: No space left"):
+            run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(3)], ask, FullDisk())
+        assert cancelled == 2
+
+
 class TestResume:
     def test_a_file_cut_at_any_byte_goes_on_without_loss_or_repetition(self, tmp_path: Path) -> None:
         requests = [BatchRequest(str(i), COMPLETION, {"prompt": f"ü{i}"}) for i in range(4)]
@@ -164,6 +220,20 @@ class TestResume:
     def test_no_file_and_an_empty_one(self, tmp_path: Path) -> None:
         assert finished_ids(tmp_path / "none") == set()
         assert finished_ids(write(tmp_path / "empty")) == set()
+
+    @pytest.mark.parametrize("path", ["/dev/null", "/dev/full", "/"])
+    def test_what_is_no_file_is_not_read(self, path: str) -> None:
+        with pytest.raises(InvalidOption, match="not a regular file"):
+            finished_ids(Path(path))
+
+    def test_the_requests_are_not_taken_for_results(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "in.jsonl", line("a"), line("b"))
+        with pytest.raises(InvalidOption, match="line 1 is not a result"):
+            finished_ids(path)
+
+    def test_a_folder_that_is_not_there_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidOption, match="no-such-folder/x: cannot be written"):
+            open_results(tmp_path / "no-such-folder" / "x")
 
     def test_some_other_file_is_left_alone(self, tmp_path: Path) -> None:
         path = write(tmp_path / "notes.txt", "dear diary\n", "today\n")

@@ -57,6 +57,7 @@ port:
     ("text", "named"),
     [
         ("max-nun-seqs: 3", "max-nun-seqs"),
+        ("port: 2001-99-99", "month"),
         ("help: true", "help"),
         ("config: other.yaml", "config"),
         ("3: 4", "'3'"),

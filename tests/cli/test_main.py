@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -85,7 +86,9 @@ def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[
     with pytest.raises(SystemExit) as done:
         main(argv)
     assert done.value.code == 2
-    assert named in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -99,6 +102,17 @@ def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[
         (["chat", "--config", "no-such.yaml"], "no-such.yaml"),
         (["serve", "--host", "0.0.0.0"], "--api-key"),
         (["serve", "--port", "70000"], "port"),
+        (["serve", "--model", ""], "model"),
+        (["serve", "--max-model-len", "1"], "max_model_len"),
+        (["serve", "--max-num-seqs", "100000000"], "max_num_seqs"),
+        (["serve", "--seed", str(2**64)], "seed"),
+        (["serve", "--served-model-name", "a\nb"], "name"),
+        (["serve", "--host", ""], "host"),
+        (["generate", ""], "the prompt is empty"),
+        (["serve", "--config", "/dev/zero"], "/dev/zero"),
+        (["bench", "throughput", "--output-json", "no-such-folder/x.json"], "no-such-folder"),
+        (["bench", "sweep", "--plot", "no-such-folder/x.png"], "no-such-folder"),
+        (["bench", "serve", "--save-result", "--result-dir", "no-such-folder"], "no-such-folder"),
     ],
 )
 def test_what_the_user_can_mend_is_one_line_and_status_2(
@@ -143,6 +157,59 @@ def test_a_reader_that_has_enough_is_no_error() -> None:
         process.stdout.close()
         assert process.wait(20) == 0
         assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("raised", "message"),
+    [
+        ("OSError(28, 'No space left on device')", b"chairlift: No space left on device\n"),
+        ("OSError(2, 'No such file', '/x')", b"chairlift: /x: No such file\n"),
+        ("MemoryError('1 TiB')", b"chairlift: not enough memory: 1 TiB\n"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_and_status_1(raised: str, message: bytes) -> None:
+    code = (
+        "import argparse, sys\nfrom chairlift.cli import main as cli\n"
+        f"def run(arguments):\n    raise {raised}\n"
+        "cli.parse = lambda argv, environment: argparse.Namespace(run=run)\nsys.exit(cli.main([]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, b"", message)
+
+
+def test_a_full_disk_behind_standard_output_is_one_line() -> None:
+    code = (
+        "import argparse, sys\nfrom chairlift.cli import main as cli\n"
+        "def run(arguments):\n    print('x', flush=True)\n    return 0\n"
+        "cli.parse = lambda argv, environment: argparse.Namespace(run=run)\nsys.exit(cli.main([]))"
+    )
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stderr) == (1, b"chairlift: No space left on device\n")
+
+
+def test_closed_streams_are_empty_ones_whose_descriptors_no_socket_takes(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom chairlift.cli.main import main\n"
+        "status = main(['generate'])\n"
+        "seen = [status, sys.stdin.read(), *map(os.get_inheritable, (0, 1, 2))]\n"
+        "open(sys.argv[1], 'w').write(repr(seen))"
+    )
+    found = tmp_path / "found"
+    shell = 'exec "$@" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", shell, "sh", sys.executable, "-c", code, str(found)], check=True)
+    assert found.read_text(encoding="utf-8") == repr([2, "", True, True, True])
+
+
+def test_any_text_can_be_printed_anywhere() -> None:
+    code = (
+        "import argparse, sys\nfrom chairlift.cli import main as cli\n"
+        "def run(arguments):\n    print('caf\xe9 \u2603')\n    return 0\n"
+        "cli.parse = lambda argv, environment: argparse.Namespace(run=run)\nsys.exit(cli.main([]))"
+    )
+    environment = {"PATH": os.environ["PATH"], "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (0, b"caf? ?\n")
 
 
 def test_precisions_are_those_of_the_executor() -> None:

@@ -54,6 +54,8 @@ def test_a_chat_template_from_a_file_or_as_it_is(tmp_path: Path) -> None:
     assert chat_template(str(path)) == chat_template("{{ messages }}") == "{{ messages }}"
     with pytest.raises(argparse.ArgumentTypeError):
         chat_template(str(tmp_path / "none"))
+    with pytest.raises(argparse.ArgumentTypeError, match="more than"):
+        chat_template("/dev/zero")
 
 
 def test_a_real_server_answers_and_stops() -> None:

@@ -45,6 +45,15 @@ def test_a_prompt_from_standard_input(
     assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Snow\nfalls"), 6) + "\n"
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_standard_input_that_is_no_text(
+    errors: str, executor: FakeExecutor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors))
+    assert main(["generate"]) == 2
+    assert capsys.readouterr().err == "chairlift: standard input is not UTF-8\n"
+
+
 def test_a_message_is_answered(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hello", "--chat", "--max-tokens", "6", "--temperature", "0"]) == 0
     prompt = TEXT.encode_chat([{"role": "user", "content": "Hello"}])

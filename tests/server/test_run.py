@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -154,6 +155,40 @@ def test_the_greeting_names_a_key_and_never_shows_it() -> None:
     assert "1024 MiB" in text
 
 
+def test_a_server_whose_output_cannot_be_written_serves_all_the_same(tmp_path: Path) -> None:
+    port = free_port()
+    arguments = [sys.executable, str(HERE / "serve_fake.py"), "{}", json.dumps({"port": port})]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    with (
+        Path("/dev/full").open("wb") as full,
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(arguments, stdout=full, stderr=log, env=environment) as process,
+    ):
+        try:
+            until(lambda: is_ready(port))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+    assert "standard output cannot be written" in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
 def test_an_address_that_means_all_is_shown_as_one_that_can_be_typed() -> None:
     assert base_url("0.0.0.0", 1) == "http://127.0.0.1:1"
     assert base_url("::", 1) == "http://[::1]:1"
@@ -227,6 +262,7 @@ def test_a_server_for_others_needs_a_key(host: str) -> None:
         {"api_keys": ("",)},
         {"api_keys": ("a\nb",)},
         {"served_model_names": ("",)},
+        {"served_model_names": ("a\nb",)},
         {"max_body_bytes": 0},
         {"shutdown_timeout_s": -1.0},
         {"receive_timeout_s": float("nan")},

@@ -19,6 +19,8 @@ from worker.running import fake_engine
 def load(fault: str) -> Loaded:
     if fault == "no-model":
         raise InvalidModel("there is no such model")
+    if fault == "no-memory":
+        raise MemoryError("1 TiB for the block tables")
     if fault == "bug":
         raise RuntimeError("a fault of ours")
     if fault == "slow-load":

@@ -171,7 +171,11 @@ def test_it_ends_when_its_server_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("fault", "status", "message"),
-    [("no-model", EXIT_CANNOT_START, "no such model"), ("bug", EXIT_CANNOT_START, "RuntimeError: a fault of ours")],
+    [
+        ("no-model", EXIT_CANNOT_START, "no such model"),
+        ("no-memory", EXIT_CANNOT_START, "not enough memory: 1 TiB"),
+        ("bug", EXIT_CANNOT_START, "RuntimeError: a fault of ours"),
+    ],
 )
 def test_it_says_why_it_cannot_start(start: Start, fault: str, status: int, message: str) -> None:
     worker = start(fault)

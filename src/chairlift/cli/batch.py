@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from chairlift.core.errors import EngineDead, InvalidOption
+from chairlift.core.errors import ChairliftError, EngineDead, InvalidOption
 
 URLS = ("/v1/chat/completions", "/v1/completions")
 MAX_LINE_BYTES = 8 << 20
@@ -93,6 +93,18 @@ def _request(line: bytes, place: str) -> BatchRequest:
     return BatchRequest(custom_id, url, body)
 
 
+def open_results(path: Path) -> IO[bytes]:
+    """The file of results, to be appended to; made if there is none. Unbuffered: what is written is there.
+
+    Raises:
+        InvalidOption: it cannot be written.
+    """
+    try:
+        return path.open("ab", buffering=0)
+    except OSError as error:
+        raise InvalidOption(f"{path}: cannot be written: {error.strerror}") from error
+
+
 def finished_ids(path: Path) -> set[str]:
     """The requests that have their result already. A last line that was cut off in writing is removed.
 
@@ -101,6 +113,8 @@ def finished_ids(path: Path) -> set[str]:
     """
     if not path.exists():
         return set()
+    if not path.is_file():
+        raise InvalidOption(f"{path}: cannot be used: not a regular file")
     try:
         with path.open("rb+") as file:
             ids: set[str] = set()
@@ -127,7 +141,9 @@ def _result_id(line: bytes) -> str | None:
         content = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    custom_id = content.get("custom_id") if isinstance(content, dict) else None
+    if not isinstance(content, dict) or "response" not in content:  # requests have a custom_id too
+        return None
+    custom_id = content.get("custom_id")
     return custom_id if isinstance(custom_id, str) else None
 
 
@@ -152,29 +168,36 @@ async def run_batch(
 
     Raises:
         EngineDead: the engine is gone. What is not written can be asked again.
+        InvalidOption: a result cannot be written.
     """
     progress = Progress()
     remaining = iter(requests)
-    lost: list[str] = []
 
     async def work() -> None:
         for request in remaining:
             status, response = await _ask_one(request, ask)
             if status == 503:
-                lost.append(_message(response))
-            if lost:
-                return
-            output.write(_result(request, status, response))
-            output.flush()
+                raise EngineDead(_message(response))
+            _append(output, _result(request, status, response))
             _count(progress, status, response)
             on_result(progress)
 
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(max_in_flight):
-            tasks.create_task(work())
-    if lost:
-        raise EngineDead(lost[0])
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(max_in_flight):
+                tasks.create_task(work())
+    except ExceptionGroup as group:  # the first failure ended the others
+        raise next((error for error in group.exceptions if isinstance(error, ChairliftError)), group) from None
     return progress
+
+
+def _append(output: IO[bytes], line: bytes) -> None:
+    """Write a whole line; an unbuffered file may take less than it is given."""
+    try:
+        while line:
+            line = line[output.write(line) :]
+    except OSError as error:
+        raise InvalidOption(f"a result cannot be written: {error.strerror}") from error
 
 
 async def _ask_one(request: BatchRequest, ask: Ask) -> tuple[int, dict[str, Any]]:

@@ -210,6 +210,8 @@ def run_serve(arguments: argparse.Namespace) -> int:
     """Measure a running server; status 1 if no request succeeded."""
     from chairlift.bench.report import make_report, to_json, to_text
 
+    if arguments.save_result or arguments.save_detailed:
+        _check_path(arguments.result_dir / (arguments.result_filename or "result.json"))
     wanted = flags.wanted(arguments)
     metadata = flags.pairs("--metadata", arguments.metadata)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -244,6 +246,12 @@ def run_serve(arguments: argparse.Namespace) -> int:
     return 0 if report.answered else 1
 
 
+def _check_path(path: Path | None) -> None:
+    """Raises InvalidOption before anything is measured if the figures could not be written there afterwards."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise InvalidOption(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
+
+
 def _write_json(path: Path, value: object) -> None:
     try:
         path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
@@ -260,6 +268,7 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     from chairlift.llm import LLM
     from chairlift.worker.build import build
 
+    _check_path(arguments.output_json)
     options = engine_options(arguments)
     if arguments.concurrency is not None:
         options = replace(options, max_num_seqs=arguments.concurrency)
@@ -293,6 +302,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     from chairlift.bench.report import Wanted, make_report
     from chairlift.bench.server_process import served
 
+    _check_path(arguments.output_json)
+    _check_path(arguments.plot)
     figure = None if arguments.plot is None else _figure()
     given = {name: getattr(arguments, name.removeprefix("--").replace("-", "_")) for name in SWEPT}
     lists = {name: [part.strip() for part in text.split(",")] for name, text in given.items() if text is not None}

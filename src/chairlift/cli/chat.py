@@ -76,6 +76,8 @@ class Conversation:
                 return input("> " if sys.stdin.isatty() else "")
             except KeyboardInterrupt:
                 print(file=sys.stderr)
+            except UnicodeDecodeError:
+                print("This line is not UTF-8.", file=sys.stderr)
             except EOFError:
                 return None
 

@@ -16,19 +16,34 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+def read_text(path: Path, max_bytes: int) -> str:
+    """The text of a file, or of a pipe that a shell gives as one.
+
+    Raises:
+        InvalidOption: it cannot be read, is longer than that (an endless device too), or is not UTF-8.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise InvalidOption(f"{path}: more than {max_bytes} bytes")
+        return data.decode("utf-8")
+    except OSError as error:
+        raise InvalidOption(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise InvalidOption(f"{path}: cannot be read: {error}") from error
+
+
 def file_defaults(parser: argparse.ArgumentParser, path: Path) -> dict[str, object]:
     """Values by destination from a YAML mapping of flag names, written with hyphens or underscores.
 
     Raises:
         InvalidOption: unreadable, not a mapping, a key that is no flag of this command, or a value it does not take.
     """
+    text = read_text(path, MAX_CONFIG_BYTES)
     try:
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise InvalidOption(f"{path}: larger than a configuration file can sensibly be")
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise InvalidOption(f"{path}: cannot be read: {error}") from error
-    except (yaml.YAMLError, RecursionError) as error:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: the 99th of a month
         raise InvalidOption(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if content is None:
         return {}

@@ -56,7 +56,9 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
     if prompt is None:
         if sys.stdin.isatty():
             print("Type a prompt and end it with Ctrl-D.", file=sys.stderr)
-        prompt = sys.stdin.read()
+        prompt = _standard_input()
+    if not prompt:
+        raise InvalidOption("the prompt is empty")
     options = engine_options(arguments)
     with loading(options.model, sys.stderr):
         built = build(options)
@@ -80,10 +82,20 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _standard_input() -> str:
+    """Raises InvalidOption for bytes that are no text; in some locales they would come as half characters."""
+    try:
+        text = sys.stdin.read()
+        text.encode()
+    except UnicodeError as error:
+        raise InvalidOption("standard input is not UTF-8") from error
+    return text
+
+
 def _run_file(arguments: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from chairlift.cli.batch import Progress, check_requests, finished_ids, read_requests, run_batch
+    from chairlift.cli.batch import Progress, check_requests, finished_ids, open_results, read_requests, run_batch
     from chairlift.cli.offline import served_offline
 
     wanted = check_requests(arguments.input)
@@ -97,12 +109,10 @@ def _run_file(arguments: argparse.Namespace) -> int:
 
     async def serve() -> Progress:
         async with AsyncExitStack() as stack:
+            output = stack.enter_context(open_results(arguments.output))
             with loading(options.model, sys.stderr):
                 ask = await stack.enter_async_context(served_offline(options, names))
-            with (
-                arguments.output.open("ab") as output,
-                tqdm(total=len(wanted), initial=len(done), unit="req", dynamic_ncols=True) as bar,
-            ):
+            with tqdm(total=len(wanted), initial=len(done), unit="req", dynamic_ncols=True) as bar:
 
                 def show(progress: Progress) -> None:
                     rate = progress.num_output_tokens / max(bar.format_dict["elapsed"], 1e-9)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 import chairlift
 from chairlift.cli import bench, chat, generate, serve
 from chairlift.cli.config import environment_defaults, file_defaults
 from chairlift.core.errors import ChairliftError
 
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status: 2 for what the user can mend, 130 after Ctrl-C."""
+    """Run one command and return the exit status: 2 for what the user can mend, 130 after Ctrl-C.
+
+    What the system refuses (a full disk, memory) is one line and status 1.
+    """
+    _prepare_streams()
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv, os.environ)
         if not hasattr(arguments, "run"):
@@ -31,9 +38,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough. Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # whoever read it has enough
         return 0
+    except OSError as error:
+        _discard_output()
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"chairlift: {where}{error.strerror or error}", file=sys.stderr)
+        return EXIT_FAILED
+    except MemoryError as error:
+        print(f"chairlift: not enough memory: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _prepare_streams() -> None:
+    """Text of any language may be printed wherever the output goes; a stream that was closed is an empty one.
+
+    Its descriptor must not be taken by the next socket: whatever a library prints would be written into that.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or io.StringIO()
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115  # as long as the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _discard_output() -> None:
+    """Standard output cannot be written. Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Namespace:
@@ -52,8 +88,15 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Names
     return parser.parse_args(argv)
 
 
+class _Parser(argparse.ArgumentParser):
+    """Mistakes in one line: the usage of a command with thirty flags would push it off the screen."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: {message} ({self.prog} --help shows what there is)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="chairlift", description="Serve a language model, or run one offline, with continuous batching."
     )
     parser.add_argument("--version", action="version", version=f"chairlift {chairlift.__version__}")

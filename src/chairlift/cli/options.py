@@ -134,8 +134,9 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     """
     from chairlift.models.resolve import DEFAULT_MODEL
 
+    named = (getattr(arguments, "model_tag", None), arguments.model, DEFAULT_MODEL)
     return EngineOptions(
-        model=getattr(arguments, "model_tag", None) or arguments.model or DEFAULT_MODEL,
+        model=next(name for name in named if name is not None),
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,

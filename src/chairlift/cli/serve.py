@@ -6,10 +6,14 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from chairlift.server.ports import ServedText
+
+MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -75,9 +79,9 @@ def chat_template(text: str) -> str:
     if "{{" in text or "{%" in text:
         return text
     try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"neither a template nor a file that can be read: {text!r}") from error
+        return read_text(Path(text), MAX_TEMPLATE_BYTES)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(f"neither a template nor a file that can be read: {error}") from error
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -50,8 +50,8 @@ class ServerOptions:
             raise InvalidOption("an API key must not be empty")
         if any(not key.isascii() or not key.isprintable() for key in self.api_keys):
             raise InvalidOption("an API key must be printable ASCII")
-        if any(not name for name in self.served_model_names):
-            raise InvalidOption("a served model name must not be empty")
+        if any(not name or not name.isprintable() for name in self.served_model_names):
+            raise InvalidOption("a served model name must not be empty, nor hold anything that cannot be printed")
         for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} must be at least 1")
@@ -61,7 +61,8 @@ class ServerOptions:
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
         if not self.api_keys and not is_loopback(self.host):
-            raise InvalidOption(f"{self.host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
+            host = self.host or "an empty host"
+            raise InvalidOption(f"{host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:

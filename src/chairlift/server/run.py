@@ -172,17 +172,18 @@ class _Service:
 
     def _greet(self, ready: Ready, port: int) -> None:
         names = self._options.served_model_names or (ready.model_name,)
-        print(
-            greeting(
-                base_url(self._options.host, port),
-                names[0],
-                max_model_len=ready.max_model_len,
-                load_s=ready.load_s,
-                resident_bytes=ready.resident_bytes,
-                needs_key=bool(self._options.api_keys),
-            ),
-            flush=True,
+        text = greeting(
+            base_url(self._options.host, port),
+            names[0],
+            max_model_len=ready.max_model_len,
+            load_s=ready.load_s,
+            resident_bytes=ready.resident_bytes,
+            needs_key=bool(self._options.api_keys),
         )
+        try:
+            print(text, flush=True)
+        except OSError as error:  # nobody reads it, or a full disk: no reason not to serve
+            _log.warning("standard output cannot be written: %s", error.strerror)
 
     def _on_signal(self) -> None:
         self._signals += 1

@@ -49,6 +49,12 @@ def build(options: EngineOptions) -> Built:
     """
     model = open_model(resolve(options.model))
     max_model_len = _max_model_len(options, model)
+    most = options.max_num_seqs * max_model_len
+    if options.max_num_batched_tokens is not None and options.max_num_batched_tokens > most:
+        raise InvalidOption(
+            f"max_num_batched_tokens is {options.max_num_batched_tokens}, but a step has at most {most} tokens: "
+            f"{options.max_num_seqs} sequences of {max_model_len}"
+        )
     executor_options = ExecutorOptions(
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,

@@ -15,6 +15,9 @@ KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
 
 DEFAULT_MAX_NUM_SEQS = 128
 """Where a small model's arithmetic on a CPU is saturated by decoding: more rows make a step longer in proportion."""
+MAX_NUM_SEQS = 1 << 16
+"""Every row has a block table and sampling state from the start, whether it is used or not."""
+MAX_SEED = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +43,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDtype))
-        _check_at_least("max_num_seqs", self.max_num_seqs, 1)
+        _check_at_least("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
         _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)
-        _check_at_least("max_model_len", self.max_model_len, 1)
+        _check_at_least("max_model_len", self.max_model_len, 2)  # a token of prompt and one of output
         _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_at_least("num_threads", self.num_threads, 1)
-        _check_at_least("seed", self.seed, 0)
+        _check_at_least("seed", self.seed, 0, MAX_SEED)
         if not self.model:
             raise InvalidOption("model must not be empty")
 
@@ -55,9 +58,12 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
         raise InvalidOption(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
 
-def _check_at_least(name: str, value: int | None, low: int) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < low):
-        raise InvalidOption(f"{name} must be an integer of at least {low}, not {value!r}")
+def _check_at_least(name: str, value: int | None, low: int, high: int | None = None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
+        most = "" if high is None else f" and at most {high}"
+        raise InvalidOption(f"{name} must be an integer of at least {low}{most}, not {value!r}")
 
 
 def worker_command(options: EngineOptions, fd: int) -> list[str]:

@@ -105,6 +105,8 @@ def _fail(outbox: Outbox, error: Exception, status: int) -> int:
     """Tell the server why, if it still listens; a fault of ours also leaves its traceback on stderr."""
     if isinstance(error, ChairliftError):
         message = str(error)
+    elif isinstance(error, MemoryError):
+        message = f"not enough memory: {error}"
     else:
         message = f"{type(error).__name__}: {error}"
         traceback.print_exception(error)
