@@ -109,6 +109,7 @@ def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[
         (["serve", "--served-model-name", "a\nb"], "name"),
         (["serve", "--host", ""], "host"),
         (["generate", ""], "the prompt is empty"),
+        (["generate", "x", "--max-num-batched-tokens", "10000000000"], "max_num_batched_tokens"),
         (["serve", "--config", "/dev/zero"], "/dev/zero"),
         (["bench", "throughput", "--output-json", "no-such-folder/x.json"], "no-such-folder"),
         (["bench", "sweep", "--plot", "no-such-folder/x.png"], "no-such-folder"),
