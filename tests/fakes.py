@@ -227,6 +227,8 @@ class FakeExecutor:
         self._require(row.computed in (None, chunk.start), "a chunk starts where the last one did not end")
         end = chunk.start + chunk.count
         self._require(end <= len(row.tokens), "a chunk ends past the known tokens")
+        num_prompt = len(row.request.prompt)
+        self._require(not chunk.start < num_prompt < end, "a chunk goes from the prompt into the output")
         self._require(chunk.samples == (end == len(row.tokens)), "a chunk must sample at the last known token only")
         self._require(not chunk.scores or row.request.params.prompt_logprobs is not None, "nobody asked for scores")
         self._check_cells(row, chunk.start, chunk.count)

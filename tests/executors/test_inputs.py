@@ -12,7 +12,6 @@ from chairlift.executors.openvino.inputs import (
     SCRATCH_BLOCK,
     Rows,
     StepInputs,
-    lone_chunks,
     num_outputs,
     uniform_inputs,
 )
@@ -92,7 +91,7 @@ def test_a_chunk_of_one_token_has_a_companion(start: int) -> None:
         num_chunk_tokens=9,
     )
     rows.apply(plan)
-    assert lone_chunks(plan) == [1]
+    assert rows.num_companions(plan) == 1
     inputs = rows.assemble(plan, 11, 2)
     scratch = [SCRATCH_BLOCK] if start == 7 else []
     assert pieces(inputs) == [
@@ -125,6 +124,37 @@ def test_a_slot_is_left_and_taken_in_one_plan() -> None:
     )
     rows.apply(second)
     assert pieces(rows.assemble(second, 2, 1)) == [([4, 5], [0, 1], 0, [3])]
+
+
+def test_generated_tokens_come_one_by_one_after_a_preemption() -> None:
+    """As they did the first time, if they are a chunk of their own."""
+    rows = Rows(2, 3, BLOCK_SIZE)
+    tokens = [11, 12, 13, 14, 15, 16, 17]
+    plan = StepPlan(
+        0,
+        joins=[join(0, tokens, num_prompt=5), join(1, tokens, num_prompt=5)],
+        block_slots=[0, 0, 1, 1],
+        block_ids=[0, 1, 2, 3],
+        chunks=[Chunk(0, 4, 2, False, scores=True), Chunk(1, 5, 2, True, scores=True)],
+        num_chunk_tokens=4,
+    )
+    rows.apply(plan)
+    assert rows.num_companions(plan) == 0
+    inputs = rows.assemble(plan, 5, num_outputs(plan, rows))
+    assert pieces(inputs) == [
+        ([15, 16], [4, 5], 4, [1, 2]),
+        ([16], [5], 5, [3, 4]),
+        ([17], [6], 6, [3, 4]),
+        PADDING,
+    ]
+    assert inputs.output_rows.tolist() == [3]
+    assert inputs.slots.tolist() == [1] and inputs.num_scored == 0
+    rows.advance(plan, inputs.slots, [18])
+    plan = StepPlan(1, decodes=[1], chunks=[Chunk(0, 6, 1, True)], num_chunk_tokens=1)
+    rows.apply(plan)
+    inputs = rows.assemble(plan, 2, 2)
+    assert pieces(inputs) == [([18], [7], 7, [3, 4]), ([17], [6], 6, [1, 2]), EMPTY]
+    assert inputs.output_rows.tolist() == [0, 1]
 
 
 def test_scored_rows_come_after_the_sampling_ones() -> None:
@@ -228,7 +258,8 @@ def test_random_plans(seed: int) -> None:
         if not expected:
             continue
         rows.apply(plan)
-        lone = [len(plan.decodes) + i for i in lone_chunks(plan)]
+        lone = [len(plan.decodes) + i for i, chunk in enumerate(plan.chunks) if chunk.count == 1 and chunk.start]
+        assert rows.num_companions(plan) == len(lone)
         inputs = rows.assemble(plan, plan.num_tokens + len(lone) + 2, num_outputs(plan, rows) + 1)
         last = np.cumsum([len(ids) + (i in lone) for i, (ids, _, _, _) in enumerate(expected)]) - 1
         last[lone] -= 1

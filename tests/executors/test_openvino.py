@@ -305,10 +305,10 @@ def test_a_step_larger_than_any_that_was_prepared_is_refused(load: Load, exact: 
     """The plugin laid out the weights anew for such a step, from memory that had been given back: zeros."""
     tokens = tokens_of("plain")
     driver = load("plain")
-    slots = range(MAX_STEP_TOKENS // 79 + 1)
+    slots = range(320 // 79 + 1)
     for slot in slots:
         driver.join(slot, tokens, 79)
-    with pytest.raises(ValueError, match="at most 256 were prepared"):
+    with pytest.raises(ValueError, match="at most 320 were prepared"):
         driver.step(dict.fromkeys(slots, 79))
     for slot in slots:
         driver.leave(slot)

@@ -223,10 +223,13 @@ class Scheduler:
         """Tokens granted to a prefilling sequence: what it lacks, cut to the budget and to the free blocks.
 
         It may take blocks from prefilling sequences after it in the order; if there are none it waits, keeping its own.
+        A chunk does not go from the prompt into what was generated before a preemption: an executor may compute the
+        two in different ways.
         """
         kv = self.kv
         start = sequence.computed
-        count = min(len(sequence.tokens) - start, budget)
+        end = sequence.num_prompt if start < sequence.num_prompt else len(sequence.tokens)
+        count = min(end - start, budget)
         capacity = len(sequence.blocks) * kv.block_size
         if start == capacity and not self._make_room(sequence, self._running.prefilling):
             return 0

@@ -142,7 +142,8 @@ class Join:
 
 @dataclass(slots=True)
 class Chunk:
-    """Compute `count` tokens of a sequence from position `start`.
+    """Compute `count` tokens of a sequence from position `start`: of its prompt, or of what it generated before a
+    preemption, never of both.
 
     `samples`: the chunk reaches the last known token, so a token is sampled after it. `scores`: the
     log-probabilities of the prompt tokens at positions start + 1 .. start + count are wanted as well.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import StepPlan, StepResult, TokenLogprob
 from chairlift.executors.openvino.buckets import round_up
-from chairlift.executors.openvino.inputs import Rows, StepInputs, lone_chunks, num_outputs
+from chairlift.executors.openvino.inputs import Rows, StepInputs, num_outputs
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.program import MAX_HEAD_ROWS, Program
 from chairlift.executors.openvino.rates import suggest_token_budget
@@ -39,8 +39,9 @@ class OpenVINOExecutor:
         self.max_num_batched_tokens = options.max_num_batched_tokens or suggest_token_budget(
             self.step_rates, options.max_num_seqs
         )
-        self._max_step_tokens = round_up(self.max_num_batched_tokens)
-        program.warm_up(self.max_num_batched_tokens)
+        # A bucket more than the budget, so that a step that uses all of it has room for companions: see `StepInputs`.
+        self._max_step_tokens = round_up(self.max_num_batched_tokens + 1)
+        program.warm_up(self._max_step_tokens)
 
     @classmethod
     def load(
@@ -70,7 +71,7 @@ class OpenVINOExecutor:
         self._rows.apply(plan)
         if plan.num_tokens > self._max_step_tokens:
             raise ValueError(f"a step of {plan.num_tokens} tokens; at most {self._max_step_tokens} were prepared")
-        num_tokens = min(round_up(plan.num_tokens + len(lone_chunks(plan))), self._max_step_tokens)
+        num_tokens = min(round_up(plan.num_tokens + self._rows.num_companions(plan)), self._max_step_tokens)
         inputs = self._rows.assemble(plan, num_tokens, round_up(num_outputs(plan, self._rows)))
         self._program.start(inputs)
         return OpenVINOPending(self, plan, inputs)

@@ -23,10 +23,17 @@ SCRATCH_BLOCK = 0
 class StepInputs:
     """All tokens of a step, one sequence after the other: decodes, chunks, then padding.
 
-    Padding tokens are sequences of their own, one token long, without a past, in the scratch block. Two things see to
-    it that the plugin computes a token in one way whatever else is in the step, to the last bit: a chunk of one token
-    takes a padding token as its companion (see `lone_chunks`), and where every sequence has one token, an empty one
-    follows the last. Without it the plugin would read the past of a few rows in parts.
+    Padding tokens are sequences of their own, one token long, without a past, in the scratch block.
+
+    The plugin computes the attention of one token with a past in another way than that of several, and that of a few
+    single tokens in a third; the last bits differ, which costs 0.007 nats in every later token with int8 activations.
+    So that a token is computed in one way whatever else is in the step and however its prompt is cut:
+
+    - a chunk of tokens that were generated before a preemption becomes sequences of one token each, as they were the
+      first time (not a chunk that begins in the prompt: the plugin clears the rest of its last block meanwhile);
+    - a chunk of one token of a prompt takes a padding token as its companion: the same token once more, one position
+      on, which nothing reads before it is overwritten, or in the scratch block if that position has none;
+    - where all sequences have one token, an empty one follows the last.
 
     Shapes:
         token_ids     [tokens]
@@ -101,9 +108,9 @@ class Rows:
             IndexError: a position lies past its slot's block table. The plan is wrong; never clamp.
         """
         decodes = np.array(plan.decodes, np.int64)
-        chunks = plan.chunks
+        chunks = [run for chunk in plan.chunks for run in self._runs(chunk)]
         num_decodes = len(decodes)
-        lone = num_decodes + np.array(lone_chunks(plan)[: num_tokens - plan.num_tokens], np.int64)
+        lone = num_decodes + np.array(self._lone(chunks)[: num_tokens - plan.num_tokens], np.int64)
         num_padding = num_tokens - plan.num_tokens - len(lone)
         num_seqs = num_decodes + len(chunks)
         has_idle = plan.num_tokens == num_seqs and not len(lone)
@@ -166,6 +173,21 @@ class Rows:
             num_scored,
         )
 
+    def _runs(self, chunk: Chunk) -> list[Chunk]:
+        """The sequences that a chunk becomes: one, or one for each generated token."""
+        if chunk.start < self._num_prompt[chunk.slot]:
+            return [chunk]
+        last = chunk.start + chunk.count - 1
+        return [Chunk(chunk.slot, p, 1, chunk.samples and p == last) for p in range(chunk.start, last + 1)]
+
+    def _lone(self, chunks: list[Chunk]) -> list[int]:
+        """Which chunks are one token of a prompt with a past: these may have a companion."""
+        return [i for i, c in enumerate(chunks) if c.count == 1 and 0 < c.start < self._num_prompt[c.slot]]
+
+    def num_companions(self, plan: StepPlan) -> int:
+        """Tokens that a step wants beyond those of its plan, which was applied."""
+        return len(self._lone(plan.chunks))
+
     def targets(self, chunk: Chunk) -> Ints:
         """The prompt tokens that follow the tokens of a scored chunk, `[scored]`: none follows the prompt's last."""
         end = min(chunk.start + chunk.count, int(self._num_prompt[chunk.slot]) - 1)
@@ -217,17 +239,6 @@ def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape) -> Ste
         slots=np.zeros(0, np.int64),
         num_scored=0,
     )
-
-
-def lone_chunks(plan: StepPlan) -> list[int]:
-    """Which chunks have one token and a past: each wants one token more than the plan says, its companion.
-
-    The plugin computes the attention of a single token with a past in another way than that of several, and the last
-    bits differ; int8 activations make that a difference of 0.007 nats in every token after it. So that the way a
-    prompt is cut changes no bit, the token is computed twice: the second time one position further on, which nothing
-    reads before it is overwritten, or in the scratch block if that position has none.
-    """
-    return [i for i, chunk in enumerate(plan.chunks) if chunk.count == 1 and chunk.start > 0]
 
 
 def num_outputs(plan: StepPlan, rows: Rows) -> int:
