@@ -66,6 +66,11 @@ def test_unknown_names(name: str) -> None:
     assert len(str(error.value)) < 400 and "\n" not in str(error.value)
 
 
+def test_an_unknown_name_is_shown_as_it_may_be_typed() -> None:
+    with pytest.raises(InvalidModel, match=r"^model '\\xe9.gguf' not found"):
+        resolve("é.gguf")
+
+
 def test_a_path_that_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(b"x")

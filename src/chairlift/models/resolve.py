@@ -69,7 +69,7 @@ def resolve(name: str) -> ModelFiles:
     if path is None or not exists(path):
         known = ", ".join(package.name for package in PACKAGES)
         raise InvalidModel(
-            f"model {shown(name)!r} not found: no such file or folder, and no model package (known: {known})"
+            f"model '{shown(name)}' not found: no such file or folder, and no model package (known: {known})"
         )
     if path.is_dir():
         return ModelFiles(path.resolve().name, path, "folder")

@@ -43,7 +43,7 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
     """
     kind = gguf.text("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
-        raise gguf.error(f"tokenizer model {shown(kind)!r} is not supported (gpt2 and llama are)")
+        raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported (gpt2 and llama are)")
     pieces, types = _pieces(gguf)
     vocab = {piece: token for token, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
@@ -104,7 +104,7 @@ def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
     for merge in gguf.strings("tokenizer.ggml.merges"):
         left, space, right = merge[1:].partition(" ")  # a piece may begin with a space, but never holds one
         if not space:
-            raise gguf.error(f"tokenizer.ggml.merges: {shown(merge)!r} is no pair")
+            raise gguf.error(f"tokenizer.ggml.merges: '{shown(merge)}' is no pair")
         merges.append((merge[0] + left, right))
     backend = _backend(
         gguf, lambda: models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=recipe.ignore_merges)

@@ -114,7 +114,7 @@ def _decoding(decoder: dict[str, Any] | None, where: str) -> Decoding:
         elif kind == "Strip" and step.get("content") == " ":
             strips_space = bool(step.get("start"))
         elif kind != "Fuse":
-            raise InvalidModel(f"{where}: decoder {shown(kind)!r} is not supported")
+            raise InvalidModel(f"{where}: decoder '{shown(kind)}' is not supported")
     return Decoding("text", tuple(replacements), byte_fallback, strips_space)
 
 

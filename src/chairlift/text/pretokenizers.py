@@ -98,4 +98,4 @@ def recipe_named(name: str) -> Recipe:
     try:
         return RECIPES[name]
     except KeyError:
-        raise InvalidModel(f"unknown pre-tokenizer {shown(name)!r} (known: {', '.join(sorted(RECIPES))})") from None
+        raise InvalidModel(f"unknown pre-tokenizer '{shown(name)}' (known: {', '.join(sorted(RECIPES))})") from None
