@@ -144,6 +144,12 @@ MUTANTS = [
         "sequence.preemptions += 1; del sequence.tokens[max(sequence.num_prompt, len(sequence.tokens) - 1) :]",
     ),
     Mutant(
+        "a chunk goes from the prompt into the output",
+        scheduler,
+        "end = sequence.num_prompt if start < sequence.num_prompt else len(sequence.tokens)",
+        "end = len(sequence.tokens)",
+    ),
+    Mutant(
         "scores are given out again after a preemption",
         scheduler,
         "scores[max(0, sequence.scored - chunk.start) :]",

@@ -40,20 +40,24 @@ def requests_of(model: Model, num: int, max_tokens: int) -> list[Request]:
 
 
 def test_default_precision_hardly_notices_the_way(model: Model) -> None:
-    """At most 0.001 nats from the plainest way: chunks, mixed steps, prefix hits; and no bit from a neighbour."""
+    """At most 0.001 nats from the plainest way, for chunks, mixed steps, hits, preemptions; no bit from a neighbour.
+
+    It was 0 where this was written; a processor with other kernels may differ.
+    """
     subject = load(model, "int8", max_num_seqs=16)
-    requests = requests_of(model, 8, 6)
+    requests = requests_of(model, 6, 5)
     ways = [
         ALONE,
+        Variant("one after the other, chunks", 1, 21),
         Variant("together, chunks", 8, 13),
-        Variant("few, small chunks", 4, 7),
-        Variant("together, not cached", 16, 128, caching=False),
+        Variant("preempted", 8, 40, preempts=True),
     ]
     found = divergences(subject, requests, ways)
-    assert all(each.num_tokens == 8 * 6 for each in found.values())
+    assert all(each.num_tokens == 6 * 5 for each in found.values())
     assert max(each.mean for each in found.values()) <= 1e-3, found
-    for way in ways:
-        check_way(way, subject.outcomes[way.name], 32)
+    assert subject.outcomes["one after the other, chunks"].num_hits > 0
+    assert subject.outcomes["together, chunks"].num_mixed > 0
+    assert subject.outcomes["preempted"].num_preemptions > 3
     assert equal_bits(subject, requests[0].prompt, 15) == (NUM_TOKENS, NUM_TOKENS)
 
 
@@ -76,7 +80,7 @@ def test_float32_texts_and_logits_are_the_same_whatever_the_way(model: Model) ->
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
 def test_other_precisions_hardly_notice_the_way(dtype: Dtype, model: Model) -> None:
     subject = load(model, dtype)
-    ways = [way for way in variants(64, 128, tight_blocks=20) if way.num_blocks is None and not way.preempts]
+    ways = variants(64, 128, tight_blocks=20)
     found = divergences(subject, requests_of(model, 64, 16), ways)
     assert max(each.mean for each in found.values()) <= 1e-3, found
     for num_neighbours in (1, 7, 63):
