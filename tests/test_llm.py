@@ -8,7 +8,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
+from typing import Any
 
+import numpy as np
 import pytest
 
 from chairlift import LLM, AsyncLLM, EngineDead, InvalidOption, InvalidRequest, NeverFits, SamplingParams
@@ -65,6 +67,36 @@ class TestGenerate:
         mixed: list[str | list[int]] = [text, tokens]
         assert [output.prompt_token_ids for output in llm.generate(mixed, GREEDY, use_tqdm=False)] == [tokens, tokens]
         assert llm.generate([], use_tqdm=False) == []
+
+    def test_arrays_and_iterators_are_prompts_too(self, llm: LLM) -> None:
+        texts: Any = (text for text in ["one", "two"])
+        assert [output.prompt for output in llm.generate(texts, GREEDY, use_tqdm=False)] == ["one", "two"]
+        forms: list[Any] = [np.array([5, 6, 7]), [np.array([5, 6, 7])], np.array([[5, 6, 7]]), range(5, 8), (5, 6, 7)]
+        for prompts in forms:
+            (output,) = llm.generate(prompts, GREEDY, use_tqdm=False)
+            assert output.prompt_token_ids == [5, 6, 7]
+            assert all(type(token) is int for token in output.prompt_token_ids)
+
+    @pytest.mark.parametrize(
+        "prompts",
+        [None, 5, b"abc", {"prompt": "x"}, [None], [{"prompt": "x"}], [b"abc"], [1.5], [[1.5]], ["a", 5], [["a"]]],
+    )
+    def test_what_is_no_prompt_is_refused_and_the_engine_lives(self, llm: LLM, prompts: Any) -> None:
+        with pytest.raises(InvalidRequest, match="token ids"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)
+        assert llm.generate(ids(1), GREEDY, use_tqdm=False)[0].outputs[0].token_ids == alone(ids(1))
+
+    def test_what_are_no_parameters_is_refused(self, llm: LLM) -> None:
+        wrong: list[Any] = [{"max_tokens": 3}, ["x"], 5]
+        for params in wrong:
+            with pytest.raises(InvalidRequest, match="sampling_params"):
+                llm.generate("a", params, use_tqdm=False)
+            with pytest.raises(InvalidRequest, match="sampling_params"):
+                next(llm.stream("a", params))
+        counts: list[Any] = ["2", 2.0, True, None]
+        for n in counts:
+            with pytest.raises(InvalidRequest, match="n must be an integer"):
+                llm.generate("a", GREEDY, n=n, use_tqdm=False)
 
     def test_without_parameters_sixteen_tokens(self, llm: LLM) -> None:
         (output,) = llm.generate(ids(1), use_tqdm=False)

@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from dataclasses import fields
+from numbers import Integral
+from operator import index
+from os import PathLike, fspath
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, SupportsIndex
 
 from tqdm import tqdm
 
@@ -45,7 +48,9 @@ class _Session:
         Raises:
             InvalidRequest: it will not, ever.
         """
-        tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest("sampling_params must be SamplingParams, or one for each prompt", "sampling_params")
+        tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
         request = Request(
             id=self.engine.new_id(),
             prompt=tokens,
@@ -89,7 +94,7 @@ class LLM:
         InvalidOption: an option that does not exist or makes no sense.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
         self._open(build(_engine_options(model, options)))
 
     @classmethod
@@ -235,7 +240,7 @@ class AsyncLLM:
     request.
     """
 
-    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+    def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
         self._open(build(_engine_options(model, options)))
 
     @classmethod
@@ -343,23 +348,36 @@ class _EventReader:
                 event.set()
 
 
-def _engine_options(model: str, options: Mapping[str, Any]) -> EngineOptions:
+def _engine_options(model: str | PathLike[str], options: Mapping[str, Any]) -> EngineOptions:
     known = {each.name for each in fields(EngineOptions)}
     for name in options:
         if name not in known:
             raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
-    return EngineOptions(model=model, **options)
+    return EngineOptions(model=fspath(model), **options)
 
 
-def _prompts(prompts: str | Sequence[int] | Sequence[Prompt]) -> list[Prompt]:
+def _prompts(prompts: str | Iterable[int] | Iterable[Prompt]) -> list[Prompt]:
     """One prompt, text or token ids, or a list of them: as a list."""
     if isinstance(prompts, str):
         return [prompts]
-    tokens = [each for each in prompts if isinstance(each, int)]
-    several = [each for each in prompts if not isinstance(each, int)]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise InvalidRequest("prompts must be texts or lists of token ids", "prompts")
+    each = list(prompts)
+    tokens = [one for one in each if isinstance(one, int | Integral)]
+    several = [one for one in each if not isinstance(one, int | Integral)]
     if tokens and several:
         raise InvalidRequest("prompts must be texts or lists of token ids", "prompts")
-    return [tokens] if tokens else list(several)
+    return [_token_ids(tokens)] if tokens else list(several)
+
+
+def _token_ids(prompt: Iterable[SupportsIndex]) -> list[int]:
+    """Raises InvalidRequest unless everything is a whole number, of Python's or of NumPy's."""
+    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise InvalidRequest("a prompt must be text or token ids", "prompt")
+    try:
+        return [index(token) for token in prompt]
+    except TypeError as error:
+        raise InvalidRequest("a prompt must be text or token ids", "prompt") from error
 
 
 def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
@@ -378,6 +396,8 @@ def _params(
         return [default] * count
     if isinstance(params, SamplingParams):
         return [params] * count
+    if not isinstance(params, Sequence):
+        raise InvalidRequest("sampling_params must be SamplingParams, or one for each prompt", "sampling_params")
     if len(params) != count:
         raise InvalidRequest(f"{count} prompts need one or {count} sampling parameters, not {len(params)}")
     return params

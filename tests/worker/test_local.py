@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import warnings
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -134,6 +136,24 @@ def test_closing_tells_those_who_wait_and_those_who_come() -> None:
     with pytest.raises(EngineDead, match="closed"):
         engine.start(request(engine), inbox)
     engine.close()
+
+
+def test_a_fork_is_told_instead_of_waiting_forever() -> None:
+    engine, _ = local()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # later Pythons warn of forks beside threads
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            engine.start(request(engine), Inbox())
+        except EngineDead:
+            status = 0
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    engine.close()
+    assert status == 0
 
 
 def test_a_broken_engine_tells_what_broke(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vo
             f"{max_model_len} with at least one token of output",
             "prompt",
         )
+    if not isinstance(request.n, int) or isinstance(request.n, bool):
+        raise InvalidRequest("n must be an integer", "n")
     if not 1 <= request.n <= max_num_seqs:
         raise NeverFits(f"n must be between 1 and {max_num_seqs}", "n")
     params = request.params

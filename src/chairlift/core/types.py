@@ -7,9 +7,12 @@ changes in a step and who decodes; a `StepResult` says what was sampled; a `Step
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 from chairlift.core.errors import InvalidRequest
 
@@ -25,8 +28,11 @@ class SamplingParams:
     chosen token's log-probability and the k best. Log-probabilities are those of the model's own distribution:
     before penalties, bias and temperature.
 
+    Callers may give any list for a tuple, one text for `stop`, a mapping for `logit_bias`, and numbers of any kind:
+    they are kept as declared here.
+
     Raises:
-        InvalidRequest: a number out of range or not finite.
+        InvalidRequest: a number out of range or not finite, or a value of another type.
     """
 
     max_tokens: int | None = 16
@@ -49,43 +55,96 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, none=True)
-        _check_int("min_tokens", self.min_tokens, 0)
-        _check_int("top_k", self.top_k, -1)
-        _check_int("seed", self.seed, -(2**63), 2**64 - 1, none=True)
-        _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS, none=True)
-        _check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS, none=True)
-        _check_float("temperature", self.temperature, 0.0, 100.0)
-        _check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        self._integer("max_tokens", 1, none=True)
+        self._integer("min_tokens", 0)
+        self._integer("top_k", -1)
+        self._integer("seed", -(2**63), 2**64 - 1, none=True)
+        self._integer("logprobs", 0, MAX_LOGPROBS, none=True)
+        self._integer("prompt_logprobs", 0, MAX_LOGPROBS, none=True)
+        self._number("temperature", 0.0, 100.0)
+        self._number("top_p", 0.0, 1.0, open_low=True)
+        self._number("min_p", 0.0, 1.0)
+        self._number("repetition_penalty", 0.01, 100.0)
+        self._number("presence_penalty", -2.0, 2.0)
+        self._number("frequency_penalty", -2.0, 2.0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest("min_tokens must not exceed max_tokens", "min_tokens")
-        for _, bias in self.logit_bias:
-            _check_float("logit_bias", bias, -100.0, 100.0)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
-        if any(not text for text in self.stop):
-            raise InvalidRequest("a stop string must not be empty", "stop")
+        for name in ("include_stop_str_in_output", "ignore_eos"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false", name)
+        self._set("logit_bias", _bias(self.logit_bias))
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.allowed_token_ids is not None:
+            self._set("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
+        self._set("stop", _stops(self.stop))
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _integer(self, name: str, low: int, high: int | None = None, *, none: bool = False) -> None:
+        value = getattr(self, name)
+        if value is None and none:
+            return
+        if not _is_integer(value):
+            raise InvalidRequest(f"{name} must be an integer", name)
+        if value < low or (high is not None and value > high):
+            bounds = f"at least {low}" if high is None else f"between {low} and {high}"
+            raise InvalidRequest(f"{name} must be {bounds}", name)
+        self._set(name, int(value))
+
+    def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not math.isfinite(value):
+            raise InvalidRequest(f"{name} must be a finite number", name)
+        if value > high or value < low or (open_low and value == low):
+            raise InvalidRequest(f"{name} must be {'above' if open_low else 'at least'} {low} and at most {high}", name)
+        self._set(name, float(value))
 
 
-def _check_int(name: str, value: object, low: int, high: int | None = None, *, none: bool = False) -> None:
-    if value is None and none:
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidRequest(f"{name} must be an integer", name)
-    if value < low or (high is not None and value > high):
-        bounds = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise InvalidRequest(f"{name} must be {bounds}", name)
+def _is_integer(value: object) -> TypeGuard[int]:
+    """Of Python's or of NumPy's kinds; True and False are none."""
+    return type(value) is not bool and isinstance(value, Integral)
 
 
-def _check_float(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number", name)
-    if value > high or value < low or (open_low and value == low):
-        raise InvalidRequest(f"{name} must be {'above' if open_low else 'at least'} {low} and at most {high}", name)
+def _is_number(value: object) -> TypeGuard[float]:
+    return type(value) is not bool and isinstance(value, Real)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    stops = (value,) if isinstance(value, str) else _items("stop", value)
+    if not all(isinstance(text, str) for text in stops):
+        raise InvalidRequest("stop must be a text or a list of texts", "stop")
+    if not all(stops):
+        raise InvalidRequest("a stop string must not be empty", "stop")
+    return stops
+
+
+def _token_ids(name: str, value: object) -> tuple[int, ...]:
+    ids = _items(name, value)
+    if not all(map(_is_integer, ids)):
+        raise InvalidRequest(f"{name} must be a list of token ids", name)
+    return tuple(map(int, ids))
+
+
+def _bias(value: object) -> tuple[tuple[int, float], ...]:
+    pairs = _items("logit_bias", value.items() if isinstance(value, Mapping) else value)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise InvalidRequest("logit_bias must map token ids to numbers", "logit_bias")
+    for _, bias in pairs:
+        if not _is_number(bias) or not -100.0 <= bias <= 100.0:
+            raise InvalidRequest("logit_bias must be at least -100.0 and at most 100.0", "logit_bias")
+    ids = _token_ids("logit_bias", [token for token, _ in pairs])
+    return tuple(zip(ids, (float(bias) for _, bias in pairs), strict=True))
+
+
+def _items(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise InvalidRequest(f"{name} must be a list", name)
+    return tuple(value)
 
 
 @dataclass(frozen=True, slots=True)

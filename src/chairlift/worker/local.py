@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from itertools import count
@@ -40,6 +41,7 @@ class LocalEngine:
         self._callers: dict[int, _Caller] = {}
         self._ids = count()
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._dead: str | None = None
         """Why there is no engine any more."""
         self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
@@ -53,8 +55,10 @@ class LocalEngine:
         """Put a request in flight. The reader hears when it is over, and with `each_step` of every step before.
 
         Raises:
-            EngineDead: the engine was closed or broke.
+            EngineDead: the engine was closed or broke, or stayed in the process that this one was forked from.
         """
+        if os.getpid() != self._pid:
+            raise EngineDead("the engine stayed in the process that made it: a fork must make its own")
         answer = Answer(request)
         with self._lock:
             if self._dead is not None:
