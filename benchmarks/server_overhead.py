@@ -21,9 +21,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chairlift.core.types import Finish, FinishReason, Request
+from chairlift.core.types import EngineStats, Finish, FinishReason, Request
 from chairlift.server import ServerOptions, serve
-from chairlift.wire import Abort, Add, Drain, EngineStats, Ready, Step, decode_to_worker, encode
+from chairlift.wire import Abort, Add, Drain, Ready, Step, decode_to_worker, encode
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 VOCABULARY = range(300, 30_000)
@@ -90,8 +90,8 @@ def generate(sock: socket.socket, requests: list[Request], step_s: float, genera
         now = time.monotonic()
         last = step == num_tokens - 1
         finishes = [finish(request, num_tokens, began, now) for request in requests] if last else []
-        stats = EngineStats(0 if last else len(ids), 0, 1, 0, 0, 0, 0, len(ids), step_s)
-        sock.sendall(encode(Step(ids, [0] * len(ids), tokens, [], [], finishes, stats, now)))
+        stats = EngineStats(0 if last else len(ids), 0, 1, 0, 0, 0, 0, num_step_tokens=len(ids), step_s=step_s)
+        sock.sendall(encode(Step(ids, [0] * len(ids), tokens, [], [], [], finishes, stats, now)))
         due += step_s
         time.sleep(max(0.0, due - time.monotonic()))
 

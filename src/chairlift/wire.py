@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from chairlift.core.types import Finish, Request, TokenLogprob
+from chairlift.core.types import EngineStats, Finish, LimitChange, Request, TokenLogprob
 
 MAX_FRAME_BYTES = 64 << 20
 
@@ -27,6 +27,12 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
 
 class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
     """Finish what is there, accept nothing more, then exit with status 0."""
+
+
+class SetLimits(msgspec.Struct, tag="limits", array_like=True, frozen=True):
+    """Change what may be changed while serving. The counts of every later step say what is in force."""
+
+    change: LimitChange
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
@@ -57,23 +63,6 @@ class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
     never: bool
 
 
-class EngineStats(msgspec.Struct, array_like=True, frozen=True):
-    """Counts after a step; the server's metrics and admission read these."""
-
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_cached_blocks: int
-    num_preemptions: int
-    """Since the start."""
-    prefix_queries: int
-    """Prompt tokens looked up in the prefix cache since the start."""
-    prefix_hits: int
-    """Prompt tokens found there since the start."""
-    num_step_tokens: int
-    step_s: float
-
-
 class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """What one step gave: `ids`, `choices` and `tokens` are parallel. Sent also without tokens, as a heartbeat."""
 
@@ -82,13 +71,15 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     tokens: list[int]
     logprobs: list[tuple[int, int, TokenLogprob]]
     prompt_logprobs: list[tuple[int, int, list[TokenLogprob]]]
+    joined: list[int]
+    """Requests that were served for the first time in this step."""
     finishes: list[Finish]
     stats: EngineStats
     now: float
     """The worker's monotonic clock (CLOCK_MONOTONIC: the same clock in every process of a machine), in seconds."""
 
 
-ToWorker = Add | Abort | Drain
+ToWorker = Add | Abort | Drain | SetLimits
 FromWorker = Ready | Failed | Refused | Step
 
 _encoder = msgspec.msgpack.Encoder()

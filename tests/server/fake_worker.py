@@ -16,8 +16,8 @@ from hashlib import sha256
 
 import msgspec
 
-from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
-from chairlift.wire import Abort, Add, Drain, EngineStats, Failed, Ready, Refused, Step, decode_to_worker, encode
+from chairlift.core.types import EngineStats, Finish, FinishReason, Request, TokenLogprob
+from chairlift.wire import Abort, Add, Drain, Failed, Ready, Refused, Step, decode_to_worker, encode
 
 ALPHABET = "etaoin shrdlu é ü 日本 🙂 "
 END = 256
@@ -167,7 +167,7 @@ class FakeWorker:
                 row.plan = [*row.plan[: natural_length(list(row.request.prompt), row.choice)], END]
             self.scheduled.add(row.request.id)
             self.running.append(row)
-        step = Step([], [], [], [], [], [], self._stats(0), now)
+        step = Step([], [], [], [], [], [], [], self._stats(0), now)
         for row in list(self.running):
             row.prefilled += 1
             if row.prefilled >= self.options.prefill_steps:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from chairlift.core.types import Finish, FinishReason, Request, SamplingParams, TokenLogprob
+from chairlift.core.types import EngineStats, Finish, FinishReason, Request, SamplingParams, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError
@@ -17,7 +17,6 @@ from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
     Add,
-    EngineStats,
     Ready,
     Refused,
     Step,
@@ -27,7 +26,7 @@ from chairlift.wire import (
 )
 
 READY = Ready("m", 100, 4, 64, 10, 16, 0.0, 1)
-STATS = EngineStats(1, 0, 2, 0, 0, 0, 0, 1, 0.01)
+STATS = EngineStats(1, 0, 2, 0, 0, 0, 0, num_step_tokens=1, step_s=0.01)
 
 
 class Wire:
@@ -84,7 +83,13 @@ def finish(request_id: int, choice: int = 0, reason: FinishReason = FinishReason
 
 
 def step(ids: list[int], tokens: list[int], finishes: list[Finish] | None = None, **more: Any) -> Step:
-    fields: dict[str, Any] = {"choices": [0] * len(ids), "logprobs": [], "prompt_logprobs": [], "now": 1.0} | more
+    fields: dict[str, Any] = {
+        "choices": [0] * len(ids),
+        "logprobs": [],
+        "prompt_logprobs": [],
+        "joined": [],
+        "now": 1.0,
+    } | more
     return Step(ids=ids, tokens=tokens, finishes=finishes or [], stats=STATS, **fields)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from chairlift.core.errors import EngineDead
-from chairlift.core.types import TokenLogprob
-from chairlift.wire import EngineStats, FromWorker, Refused, Step, decode_from_worker
+from chairlift.core.types import EngineStats, TokenLogprob
+from chairlift.wire import FromWorker, Refused, Step, decode_from_worker
 from chairlift.worker.outbox import MAX_MERGED, Outbox, merged
 
 Pair = tuple[socket.socket, socket.socket]
@@ -24,8 +24,8 @@ def pair() -> Iterator[Pair]:
 
 
 def step(number: int, num_tokens: int = 1) -> Step:
-    stats = EngineStats(number, 0, 0, 0, 0, 0, 0, 0, 0.0)
-    return Step([number] * num_tokens, [0] * num_tokens, list(range(num_tokens)), [], [], [], stats, float(number))
+    stats = EngineStats(number, 0, 0, 0, 0, 0, 0)
+    return Step([number] * num_tokens, [0] * num_tokens, list(range(num_tokens)), [], [], [], [], stats, float(number))
 
 
 def read_frames(sock: socket.socket) -> Iterator[FromWorker]:

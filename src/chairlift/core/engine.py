@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from chairlift.core.scheduler import Scheduler, SchedulerStats, StopMatcherFactory
-from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
+from chairlift.core.scheduler import Scheduler, StopMatcherFactory
+from chairlift.core.types import EngineStats, Request, StepOutput, StepPlan, StepResult
 
 
 class Pending(Protocol):
@@ -78,13 +78,20 @@ class Engine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def stats(self) -> SchedulerStats:
-        return self.scheduler.stats()
+    def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
+        """Counts of this moment, with those of the last step as its driver knows them."""
+        return self.scheduler.stats(num_step_tokens, num_step_rows, step_s)
 
     @property
     def num_step_tokens(self) -> int:
         """Tokens that the step begun last computes; 0 when it is finished."""
         return 0 if self._plan is None else self._plan.num_tokens
+
+    @property
+    def num_step_rows(self) -> int:
+        """Rows that sample in the step begun last; 0 when it is finished."""
+        plan = self._plan
+        return 0 if plan is None else len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples)
 
     def begin(self, now: float) -> bool:
         """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""

@@ -27,7 +27,16 @@ class NeverFits(InvalidRequest):
 
 
 class Overloaded(ChairliftError):
-    """Refused for now; the same request may be served later."""
+    """Refused for now; the same request may be served later.
+
+    `reason` is one word of a closed list (see `core/admission.py`), `wait_s` how long until it is worth asking again,
+    as far as that can be estimated.
+    """
+
+    def __init__(self, message: str, reason: str = "overloaded", wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.wait_s = wait_s
 
 
 class InvalidModel(ChairliftError):

@@ -14,7 +14,6 @@ the length is reached, somebody watches the text) is folded into one comparison 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from chairlift.core.batching import Batching, Continuous
 from chairlift.core.checks import check_request
@@ -26,6 +25,7 @@ from chairlift.core.sequence import Sequence, State, StopMatcher
 from chairlift.core.types import (
     CacheShape,
     Chunk,
+    EngineStats,
     FinishReason,
     Join,
     Limits,
@@ -40,23 +40,6 @@ StopMatcherFactory = Callable[[Request], StopMatcher | None]
 
 WATERMARK = 0.01
 """Share of the blocks left free when a sequence joins others, so that those do not run out at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerStats:
-    """Counts of this moment, and since the start where it says so."""
-
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_cached_blocks: int
-    """Blocks that nobody holds but whose content may be found again."""
-    num_preemptions: int
-    """Since the start."""
-    prefix_queries: int
-    """Prompt tokens looked up in the prefix cache, since the start."""
-    prefix_hits: int
-    """Prompt tokens found there, since the start."""
 
 
 class Scheduler:
@@ -162,9 +145,10 @@ class Scheduler:
         ended, self._ended = self._ended, StepOutput()
         return ended
 
-    def stats(self) -> SchedulerStats:
+    def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
+        """Counts of this moment, with those of the last step as its driver knows them."""
         pool = self.kv.pool
-        return SchedulerStats(
+        return EngineStats(
             num_running=self._running.num_taken,
             num_waiting=len(self._waiting),
             num_used_blocks=pool.num_held,
@@ -172,6 +156,12 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             prefix_queries=self._prefix_queries,
             prefix_hits=self._prefix_hits,
+            max_num_seqs=self.limits.max_num_seqs,
+            max_num_batched_tokens=self.limits.max_num_batched_tokens,
+            max_prefill_tokens=self.limits.max_num_batched_tokens,
+            num_step_tokens=num_step_tokens,
+            num_step_rows=num_step_rows,
+            step_s=step_s,
         )
 
     # ------------------------------------------------------------ a step is planned

@@ -154,7 +154,14 @@ class Request:
     `id` is unique among live requests and chosen by the engine's owner, never by a client. Answers are keyed
     (id, choice) with 0 <= choice < n. `arrival` is in the driver's seconds. `eos_token_ids` end a sequence unless
     `params.ignore_eos`. `salt` separates prefix caches: blocks are shared only between equal salts.
-    Lower `priority` goes first.
+    Lower `priority` goes first, under every policy.
+
+    `principal` is who asks, known from how they proved it; `tenant` is a name that the principal gives to a part of its
+    own traffic. Fair scheduling shares between principals first and between the tenants of each second, so that names
+    made up by a client gain it nothing.
+
+    `ttft_deadline` and `e2e_deadline` are points in time, in the driver's seconds, by which the first token and the end
+    must have come; a request that misses one ends with `FinishReason.DEADLINE`.
     """
 
     id: int
@@ -165,16 +172,35 @@ class Request:
     eos_token_ids: tuple[int, ...] = ()
     priority: int = 0
     salt: bytes = b""
+    principal: str = ""
+    tenant: str = ""
+    ttft_deadline: float | None = None
+    e2e_deadline: float | None = None
 
 
 @dataclass(slots=True)
 class Limits:
-    """What a step and the running set may hold; may be changed while the engine runs."""
+    """What a step and the running set may hold."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
     """Most tokens of a sequence, prompt and output together."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitChange:
+    """New values for what may be changed while the engine runs; None leaves a value as it is.
+
+    `max_num_seqs` and `max_num_batched_tokens` may not exceed what the engine was started with, which is what its
+    executor prepared. An objective or threshold of 0 turns it off.
+    """
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int | None = None
+    itl_objective_s: float | None = None
+    ttft_objective_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +253,10 @@ class StepPlan:
     `leaves`. `block_slots` and `block_ids` are parallel: block `block_ids[i]` is appended to the table of
     `block_slots[i]`. A decode row feeds the token sampled last for its slot. The rows that sample are `decodes` in
     order, then the chunks with `samples` in order: results are parallel to that.
+
+    `fillers` are rows of a static batch whose sequences are over: the executor computes each as a decode row, from the
+    token sampled last, always at the same position, and nothing comes of it. They are what holding a batch to its end
+    costs.
     """
 
     step: int
@@ -236,14 +266,18 @@ class StepPlan:
     block_ids: list[int] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     decodes: list[int] = field(default_factory=list)
+    fillers: list[int] = field(default_factory=list)
     num_chunk_tokens: int = 0
+    num_chunk_pairs: int = 0
+    """(query, key) pairs of the chunks: each token of a chunk reads every token up to itself."""
     num_context_tokens: int = 0
-    """Tokens already in the cache that the decode rows read, summed over rows: cost models and metrics read it."""
+    """Tokens already in the cache that decode rows and fillers read, summed over rows. Cost models and metrics read
+    these sums."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step."""
-        return len(self.decodes) + self.num_chunk_tokens
+        return len(self.decodes) + len(self.fillers) + self.num_chunk_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +311,54 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    DEADLINE = "deadline"
+    """The first token or the end did not come by when it was wanted; `Finish.error` says which."""
+
+
+class WaitReason(StrEnum):
+    """What keeps the head of the queue from joining."""
+
+    STEP = "step"
+    """Nothing but the step in progress: joins happen between steps."""
+    BATCH = "batch"
+    """A static or dynamic batch is filling, or runs to its end."""
+    SLOTS = "slots"
+    """`max_num_seqs` sequences run."""
+    BLOCKS = "blocks"
+    """The cache has not enough free blocks."""
+    TOKENS = "tokens"
+    """The step's token budget is used up."""
+    PREFIX = "prefix"
+    """Another sequence is computing the beginning that both share."""
+
+
+class PreemptReason(StrEnum):
+    BLOCKS = "blocks"
+    """A sequence before it in the order needed its blocks."""
+    PRIORITY = "priority"
+    """A request of strictly higher priority took its slot or its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was decided about one sequence, compactly; `core/explain.py` says it as a sentence.
+
+    `waited` holds (reason, seconds) of the time before it first joined, reasons with time only. `preemptions` holds
+    (id of the request it made room for, reason). `chunks` counts the pieces in which its tokens were computed,
+    `recomputed_tokens` those computed again after preemptions, `passed` how often a later one joined before it.
+    """
+
+    queued_behind: int = 0
+    waited: tuple[tuple[WaitReason, float], ...] = ()
+    preemptions: tuple[tuple[int, PreemptReason], ...] = ()
+    preempted_s: float = 0.0
+    """Seconds between preemptions and the joins after them."""
+    chunks: int = 0
+    recomputed_tokens: int = 0
+    passed: int = 0
+
+
+NO_DECISIONS = Decisions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +382,39 @@ class Finish:
     first_scheduled: float | None
     first_token: float | None
     finished: float
+    decisions: Decisions = NO_DECISIONS
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts of this moment, and since the start where it says so; metrics and admission read these."""
+
+    num_running: int
+    num_waiting: int
+    num_used_blocks: int
+    num_cached_blocks: int
+    """Blocks that nobody holds but whose content may be found again."""
+    num_preemptions: int
+    """Since the start."""
+    prefix_queries: int
+    """Prompt tokens looked up in the prefix cache, since the start."""
+    prefix_hits: int
+    """Prompt tokens found there, since the start."""
+    waiting_by_reason: dict[WaitReason, int] = field(default_factory=dict)
+    """Waiting sequences by what keeps them; reasons with somebody only."""
+    waited_s: dict[WaitReason, float] = field(default_factory=dict)
+    """Seconds in which somebody waited, by what kept the head of the queue, since the start."""
+    max_num_seqs: int = 0
+    """As in force now: what is configured, or what the controller allows."""
+    max_num_batched_tokens: int = 0
+    """As in force now."""
+    max_prefill_tokens: int = 0
+    """Most prompt tokens that the last step could hold, as steered by the controller."""
+    num_step_tokens: int = 0
+    """Tokens of the last step; 0 if none ran since the last report."""
+    num_step_rows: int = 0
+    """Rows that sampled in the last step."""
+    step_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -313,4 +428,6 @@ class StepOutput:
     tokens: list[int] = field(default_factory=list)
     logprobs: dict[tuple[int, int], TokenLogprob] = field(default_factory=dict)
     prompt_logprobs: dict[tuple[int, int], list[TokenLogprob]] = field(default_factory=dict)
+    joined: list[int] = field(default_factory=list)
+    """Requests whose first sequence joined for the first time in this step."""
     finishes: list[Finish] = field(default_factory=list)

@@ -13,8 +13,8 @@ from queue import Empty, SimpleQueue
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest, NeverFits
-from chairlift.core.types import Request, StepOutput
-from chairlift.wire import Abort, Add, Drain, EngineStats, Refused, Step, ToWorker
+from chairlift.core.types import EngineStats, Request, StepOutput
+from chairlift.wire import Abort, Add, Drain, Refused, Step, ToWorker
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
@@ -60,16 +60,16 @@ class EngineLoop:
         """
         engine, clock = self._engine, self._clock
         output: StepOutput | None = None
-        step_s, num_tokens = 0.0, 0
+        step_s, num_tokens, num_rows = 0.0, 0, 0
         while True:
             self._take_commands()
             begun_at = clock()
             begun = not self._stopping and engine.begin(begun_at)
             if output is not None:
-                self._send(output, num_tokens, step_s)
+                self._send(output, engine.stats(num_tokens, num_rows, step_s))
                 output = None
             if begun:
-                num_tokens = engine.num_step_tokens
+                num_tokens, num_rows = engine.num_step_tokens, engine.num_step_rows
                 engine.wait()
                 now = clock()
                 output = engine.finish(now)
@@ -77,7 +77,7 @@ class EngineLoop:
                 continue
             rest = engine.flush(clock())
             if rest.finishes:
-                self._send(rest, 0, 0.0)
+                self._send(rest, engine.stats())
             if self._stopping or (self._draining and not engine.has_work):
                 return
             self._sleep()
@@ -94,7 +94,7 @@ class EngineLoop:
         try:
             command = self._inbox.get(timeout=self._heartbeat_s)
         except Empty:
-            self._send(StepOutput(), 0, 0.0)
+            self._send(StepOutput(), self._engine.stats())
         else:
             self._apply(command)
 
@@ -118,22 +118,8 @@ class EngineLoop:
         except InvalidRequest as error:
             self._emit(Refused(request.id, str(error), error.param, never=isinstance(error, NeverFits)))
 
-    def _send(self, output: StepOutput, num_tokens: int, step_s: float) -> None:
-        self._emit(to_step(output, self._stats(num_tokens, step_s), self._clock()))
-
-    def _stats(self, num_tokens: int, step_s: float) -> EngineStats:
-        stats = self._engine.stats()
-        return EngineStats(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_used_blocks=stats.num_used_blocks,
-            num_cached_blocks=stats.num_cached_blocks,
-            num_preemptions=stats.num_preemptions,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-            num_step_tokens=num_tokens,
-            step_s=step_s,
-        )
+    def _send(self, output: StepOutput, stats: EngineStats) -> None:
+        self._emit(to_step(output, stats, self._clock()))
 
 
 def to_step(output: StepOutput, stats: EngineStats, now: float) -> Step:
@@ -144,6 +130,7 @@ def to_step(output: StepOutput, stats: EngineStats, now: float) -> Step:
         tokens=list(output.tokens),
         logprobs=[(*key, logprob) for key, logprob in output.logprobs.items()],
         prompt_logprobs=[(*key, scored) for key, scored in output.prompt_logprobs.items()],
+        joined=list(output.joined),
         finishes=list(output.finishes),
         stats=stats,
         now=now,

@@ -124,6 +124,7 @@ def merged(first: Step, second: Step) -> Step:
     first.tokens.extend(second.tokens)
     first.logprobs.extend(second.logprobs)
     first.prompt_logprobs.extend(second.prompt_logprobs)
+    first.joined.extend(second.joined)
     first.finishes.extend(second.finishes)
     return msgspec.structs.replace(first, stats=second.stats, now=second.now)
 
