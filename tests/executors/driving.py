@@ -80,20 +80,26 @@ class Driver:
         return table[:keep]
 
     def step(
-        self, chunks: Mapping[int, int] | None = None, decodes: Sequence[int] = (), *, scores: bool = False
+        self,
+        chunks: Mapping[int, int] | None = None,
+        decodes: Sequence[int] = (),
+        *,
+        fillers: Sequence[int] = (),
+        scores: bool = False,
     ) -> StepResult:
-        """Compute `chunks` (tokens by slot) and one token for each of `decodes`; logits are in the recorder."""
+        """Compute `chunks` (tokens by slot) and one token for each of `decodes`; logits are in the recorder.
+
+        `fillers` are slots that have decoded, and are held.
+        """
         plan, self._plan = self._plan, StepPlan(0)
-        plan.step, plan.decodes = self._step, list(decodes)
+        plan.step, plan.decodes, plan.fillers = self._step, list(decodes), list(fillers)
         counts = {**dict.fromkeys(decodes, 1), **(chunks or {})}
         self.recorder.script = {}
+        for slot in fillers:
+            self._reserve(plan, slot, self.computed[slot] + 1)
         for slot, count in counts.items():
             end = self.computed[slot] + count
-            while len(self.tables[slot]) * BLOCK_SIZE < end:
-                block = self.free.pop(0)
-                self.tables[slot].append(block)
-                plan.block_slots.append(slot)
-                plan.block_ids.append(block)
+            self._reserve(plan, slot, end)
             samples = end == self._known[slot]
             if slot not in decodes:
                 plan.chunks.append(Chunk(slot, self.computed[slot], count, samples, scores))
@@ -105,6 +111,13 @@ class Driver:
             self.computed[slot] = end
         self._step += 1
         return self.executor.submit(plan).result()
+
+    def _reserve(self, plan: StepPlan, slot: int, num_tokens: int) -> None:
+        while len(self.tables[slot]) * BLOCK_SIZE < num_tokens:
+            block = self.free.pop(0)
+            self.tables[slot].append(block)
+            plan.block_slots.append(slot)
+            plan.block_ids.append(block)
 
     def num_known(self, slot: int) -> int:
         """Tokens that the scheduler would know: the prompt and what was sampled."""

@@ -126,6 +126,60 @@ def test_a_slot_is_left_and_taken_in_one_plan() -> None:
     assert pieces(rows.assemble(second, 2, 1)) == [([4, 5], [0, 1], 0, [3])]
 
 
+def test_fillers_feed_the_same_token_at_the_same_place_and_are_not_sampled() -> None:
+    """Between the decodes and the chunks; their hidden states come after those of the rows that sample."""
+    rows = Rows(4, 2, BLOCK_SIZE)
+    first = StepPlan(
+        0,
+        joins=[join(0, [1, 2, 3]), join(1, [4, 5]), join(2, [6, 7, 8, 9, 10])],
+        block_slots=[0, 0, 1, 2, 2],
+        block_ids=[0, 1, 2, 3, 4],
+        chunks=[Chunk(0, 0, 3, True), Chunk(1, 0, 2, True)],
+        num_chunk_tokens=5,
+    )
+    rows.apply(first)
+    rows.advance(first, rows.assemble(first, 5, 2).slots, [21, 22])
+    for step, token in enumerate((31, 41), 1):
+        plan = StepPlan(step, decodes=[1], fillers=[0], chunks=[Chunk(2, 2 * step - 2, 2, False)], num_chunk_tokens=2)
+        rows.apply(plan)
+        assert num_outputs(plan, rows) == 2
+        inputs = rows.assemble(plan, 5, 3)
+        fed = 22 if step == 1 else 31
+        assert pieces(inputs) == [
+            ([fed], [1 + step], 1 + step, [3]),
+            ([21], [3], 3, [1]),
+            ([4 + 2 * step, 5 + 2 * step], [2 * step - 2, 2 * step - 1], 2 * step - 2, [4]),
+            PADDING,
+        ]
+        assert inputs.slots.tolist() == [1] and inputs.num_fillers == 1
+        assert inputs.output_rows.tolist() == [0, 1, 0]
+        rows.advance(plan, inputs.slots, [token])
+
+
+def test_a_row_that_fails_can_be_a_filler() -> None:
+    """It feeds what it fed when it failed; one that never sampled feeds anything, and writes nobody's block."""
+    rows = Rows(3, 2, BLOCK_SIZE)
+    first = StepPlan(
+        0,
+        joins=[join(0, [1, 2, 3]), join(1, [4, 5]), join(2, [6, 7, 8])],
+        block_slots=[0, 1, 2],
+        block_ids=[0, 1, 2],
+        chunks=[Chunk(0, 0, 3, True), Chunk(1, 0, 2, True), Chunk(2, 0, 2, False)],
+        num_chunk_tokens=7,
+    )
+    rows.apply(first)
+    rows.advance(first, rows.assemble(first, 7, 2).slots, [21, -1])
+    second = StepPlan(1, decodes=[0], fillers=[1, 2])
+    rows.apply(second)
+    inputs = rows.assemble(second, 4, 3)
+    assert pieces(inputs) == [([21], [3], 3, [1]), ([0], [2], 2, [2]), PADDING, PADDING, EMPTY]
+    assert second.num_tokens == 3 and num_outputs(second, rows) == 3 and inputs.num_fillers == 1
+    rows.advance(second, inputs.slots, [-1])
+    third = StepPlan(2, leaves=[1, 2], fillers=[0])
+    rows.apply(third)
+    assert pieces(rows.assemble(third, 1, 1)) == [([21], [3], 3, [1]), EMPTY]
+
+
 def test_generated_tokens_come_one_by_one_after_a_preemption() -> None:
     """As they did the first time, if they are a chunk of their own."""
     rows = Rows(2, 3, BLOCK_SIZE)
@@ -206,6 +260,7 @@ class Account:
         self.computed: dict[int, int] = {}
         self.tables: dict[int, list[int]] = {}
         self.decoding: list[int] = []
+        self.fillers: list[int] = []
 
     def change(self, plan: StepPlan) -> None:
         """Some sequences leave, others join, a few of those with computed blocks."""
@@ -213,6 +268,9 @@ class Account:
             plan.leaves.append(slot)
             del self.tokens[slot], self.computed[slot], self.tables[slot]
             self.decoding = [s for s in self.decoding if s != slot]
+            self.fillers = [s for s in self.fillers if s != slot]
+        self.fillers += [s for s in self.decoding if self.rng.random() < 0.05]
+        self.decoding = [s for s in self.decoding if s not in self.fillers]
         for slot in [s for s in range(self.num_slots) if s not in self.tokens and self.rng.random() < 0.3]:
             tokens = [self.rng.randrange(1, 99) for _ in range(self.rng.randrange(1, 20))]
             hit = self.rng.randrange((len(tokens) - 1) // BLOCK_SIZE + 1)
@@ -230,13 +288,15 @@ class Account:
             plan.block_slots.append(slot)
             plan.block_ids.append(table[-1])
         self.computed[slot] = start + count
+        if slot in self.fillers:
+            self.computed[slot] = start
         ids = self.tokens[slot][start : start + count]
         return ids, list(range(start, start + count)), start, [block + 1 for block in table]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_plans(seed: int) -> None:
-    """Sequences join, compute in chunks, decode, and leave; what each feeds is what it should."""
+    """Sequences join, compute in chunks, decode, end, and leave; what each feeds is what it should."""
     rng = random.Random(seed)
     account = Account(rng, num_slots=6)
     rows = Rows(6, 40, BLOCK_SIZE)
@@ -246,8 +306,10 @@ def test_random_plans(seed: int) -> None:
         account.change(plan)
         plan.decodes = list(account.decoding)
         sampling = list(account.decoding)
-        expected = [account.compute(plan, slot, 1) for slot in plan.decodes]
-        for slot in [s for s in account.tokens if s not in plan.decodes]:
+        plan.fillers = list(account.fillers)
+        singles = [*plan.decodes, *plan.fillers]
+        expected = [account.compute(plan, slot, 1) for slot in singles]
+        for slot in [s for s in account.tokens if s not in singles]:
             lacking = len(account.tokens[slot]) - account.computed[slot]
             count = rng.randrange(1, lacking + 1)
             plan.chunks.append(Chunk(slot, account.computed[slot], count, count == lacking))
@@ -258,7 +320,7 @@ def test_random_plans(seed: int) -> None:
         if not expected:
             continue
         rows.apply(plan)
-        lone = [len(plan.decodes) + i for i, chunk in enumerate(plan.chunks) if chunk.count == 1 and chunk.start]
+        lone = [len(singles) + i for i, chunk in enumerate(plan.chunks) if chunk.count == 1 and chunk.start]
         assert rows.num_companions(plan) == len(lone)
         inputs = rows.assemble(plan, plan.num_tokens + len(lone) + 2, num_outputs(plan, rows) + 1)
         last = np.cumsum([len(ids) + (i in lone) for i, (ids, _, _, _) in enumerate(expected)]) - 1
@@ -271,8 +333,9 @@ def test_random_plans(seed: int) -> None:
         assert pieces(inputs) == [*expected, PADDING, PADDING, *([EMPTY] if is_single else [])]
         assert inputs.slots.tolist() == sampling
         assert inputs.max_context_len == max(start + len(ids) for ids, _, start, _ in expected)
-        owners = [*plan.decodes, *(chunk.slot for chunk in plan.chunks)]
-        assert inputs.output_rows[:-1].tolist() == [last[owners.index(slot)] for slot in sampling]
+        owners = [*singles, *(chunk.slot for chunk in plan.chunks)]
+        assert inputs.num_fillers == len(plan.fillers)
+        assert inputs.output_rows[:-1].tolist() == [last[owners.index(slot)] for slot in [*sampling, *plan.fillers]]
         sampled = [rng.randrange(1, 99) for _ in sampling]
         for slot, token in zip(sampling, sampled, strict=True):
             account.tokens[slot].append(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,10 +15,12 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.types import CacheShape, SamplingParams
 from chairlift.executors.forward import ReferenceModel, empty_caches, forward, weights_of
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.executors.openvino.inputs import StepInputs
 from chairlift.executors.openvino.options import Dtype, KVCacheDtype
 from chairlift.executors.openvino.program import Program
 from chairlift.executors.reference import ReferenceExecutor
 from chairlift.models import Model, open_model, resolve, to_int4
+from chairlift.sampling import Sampled
 from executors.checkpoints import CONFIGS, NUM_TOKENS, VOCAB_SIZE, tokens_of, write_checkpoint
 from executors.driving import BLOCK_SIZE, Driver, Recorder, divergence, run_decoding
 
@@ -244,6 +247,87 @@ def test_padding_changes_nothing(load: Load) -> None:
     assert np.array_equal(driver.logits(0), padded)
     driver.leave(0)
     driver.leave(1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_fillers_are_neighbours_like_others_and_change_nothing(dtype: Dtype, load: Load) -> None:
+    """Bit for bit, next to rows that decode and next to rows that are held; also from a held row's blocks later on."""
+    tokens = tokens_of("grouped")
+    seen: list[list[Floats]] = []
+    for held in (False, True):
+        driver = load("grouped", dtype)
+        for slot in range(8):
+            driver.join(slot, tokens, 33 + slot)
+            driver.step({slot: 33 + slot})
+        rows = []
+        for _ in range(12):
+            driver.step(decodes=range(4) if held else range(8), fillers=range(4, 8) if held else ())
+            rows += [driver.logits(slot) for slot in range(4)]
+        shared = [driver.leave(slot, keep=1) for slot in range(2, 8)]
+        driver.join(5, tokens, 40, blocks=shared[-1])
+        driver.step({5: 8})
+        rows.append(driver.logits(5))
+        driver.step(decodes=[0, 1, 5])
+        rows += [driver.logits(slot) for slot in (0, 1, 5)]
+        for slot in (0, 1, 5):
+            driver.leave(slot)
+        seen.append(rows)
+    for a, b in zip(*seen, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_fillers_are_no_worse_than_padding(load: Load) -> None:
+    """9 tokens are computed as 10, and so are 9 with a filler: the same bits."""
+    tokens = tokens_of("grouped")
+    driver = load("grouped", "int8")
+    driver.join(7, tokens, 33)
+    driver.step({7: 33})
+    seen = []
+    for fillers in ([], [7]):
+        driver.join(0, tokens, 9)
+        driver.step({0: 9}, fillers=fillers)
+        seen.append(driver.logits(0))
+        driver.leave(0)
+    assert np.array_equal(seen[0], seen[1])
+    driver.leave(7)
+
+
+def test_fillers_are_paid_for_and_not_sampled(
+    model_of: Callable[[str], Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Body and head compute every row; the sampler sees two, and what a filler would draw next is as it was."""
+    tokens = tokens_of("plain")
+    recorder = Recorder(NUM_SLOTS, VOCAB_SIZE)
+    program = Program(model_of("plain"), executor_options())
+    driver = Driver(OpenVINOExecutor(program, recorder, executor_options()), recorder, NUM_BLOCKS)
+    for slot in range(8):
+        driver.join(slot, tokens, 20)
+    driver.step(dict.fromkeys(range(8), 20))
+    computed: list[tuple[str, int]] = []
+    sampled: list[list[int]] = []
+    start, logits, sample = program.start, program.logits, recorder.sample
+
+    def counting_start(inputs: StepInputs) -> None:
+        computed.append(("body", len(inputs.token_ids)))
+        start(inputs)
+
+    def counting_logits(hidden: Floats) -> Floats:
+        computed.append(("head", len(hidden)))
+        return logits(hidden)
+
+    def counting_sample(slots: NDArray[np.int64], *rest: Any) -> Sampled:
+        sampled.append(slots.tolist())
+        return sample(slots, *rest)
+
+    monkeypatch.setattr(program, "start", counting_start)
+    monkeypatch.setattr(program, "logits", counting_logits)
+    monkeypatch.setattr(recorder, "sample", counting_sample)
+    drawn = recorder._num_output.copy()
+    result = driver.step(decodes=[6, 1], fillers=[0, 2, 3, 4, 5, 7])
+    assert computed == [("body", 8), ("head", 8)]
+    assert sampled == [[6, 1]]
+    assert result.tokens == [tokens[21], tokens[21]]
+    assert (recorder._num_output - drawn).tolist() == [0, 1, 0, 0, 0, 0, 1, 0]
 
 
 def test_a_broken_row_fails_alone(model_of: Callable[[str], Model], exact: Callable[[str], Floats]) -> None:

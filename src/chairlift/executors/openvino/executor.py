@@ -77,18 +77,25 @@ class OpenVINOExecutor:
         return OpenVINOPending(self, plan, inputs)
 
     def complete(self, plan: StepPlan, inputs: StepInputs) -> StepResult:
-        """Wait for the body of a step, then sample and score piece by piece: the logits are never all there at once."""
+        """Wait for the body of a step, then sample and score piece by piece: the logits are never all there at once.
+
+        Those of fillers are computed, which is their price, and dropped.
+        """
         hidden = self._program.hidden_states()
         result = StepResult([])
         slots = inputs.slots
-        for first in range(0, len(slots), MAX_HEAD_ROWS):
+        num_rows = len(slots) + inputs.num_fillers
+        for first in range(0, num_rows, MAX_HEAD_ROWS):
+            logits = self._program.logits(hidden[first : min(first + MAX_HEAD_ROWS, num_rows)])
             piece = slots[first : first + MAX_HEAD_ROWS]
-            sampled = self._sampler.sample(piece, self._program.logits(hidden[first : first + len(piece)]), None)
+            if not len(piece):
+                continue
+            sampled = self._sampler.sample(piece, logits[: len(piece)], None)
             result.tokens += sampled.tokens
             result.logprobs.update(sampled.logprobs)
             result.errors.update(sampled.errors)
         if inputs.num_scored:
-            result.prompt_logprobs = self._score(plan, hidden[len(slots) : len(slots) + inputs.num_scored])
+            result.prompt_logprobs = self._score(plan, hidden[num_rows : num_rows + inputs.num_scored])
         self._rows.advance(plan, slots, result.tokens)
         return result
 

@@ -21,7 +21,7 @@ SCRATCH_BLOCK = 0
 
 @dataclass(slots=True)
 class StepInputs:
-    """All tokens of a step, one sequence after the other: decodes, chunks, then padding.
+    """All tokens of a step, one sequence after the other: decodes, fillers, chunks, then padding.
 
     Padding tokens are sequences of their own, one token long, without a past, in the scratch block.
 
@@ -42,7 +42,7 @@ class StepInputs:
         starts        [seqs + 1]   where each sequence's tokens begin in `token_ids`
         block_ids     [blocks]     the block tables of all sequences, flat
         block_starts  [seqs + 1]   where each sequence's blocks begin in `block_ids`
-        output_rows   [outputs]    tokens whose hidden state is wanted: sampling rows, then scored ones, then padding
+        output_rows   [outputs]    tokens whose hidden state is wanted: sampling rows, fillers, scored tokens, padding
         slots         [samples]    slot of each sampling row
     """
 
@@ -55,6 +55,7 @@ class StepInputs:
     max_context_len: int
     output_rows: Ints
     slots: NDArray[np.int64]
+    num_fillers: int
     num_scored: int
 
 
@@ -65,8 +66,8 @@ class Rows:
     there.
 
     Shapes:
-        last_token  [slots]           what a decode feeds
-        computed    [slots]           tokens in the cache, if the slot decodes
+        last_token  [slots]           what a decode or a filler feeds
+        computed    [slots]           tokens in the cache, if the slot decodes or is a filler
         num_blocks  [slots]
         table       [slots, blocks]   block ids
     """
@@ -92,6 +93,7 @@ class Rows:
             self._num_prompt[join.slot] = len(join.request.prompt)
             self._num_top[join.slot] = join.request.params.prompt_logprobs or 0
             self.num_blocks[join.slot] = 0
+            self.last_token[join.slot] = 0
         if plan.block_slots:
             slots = np.array(plan.block_slots, np.int64)
             order = np.argsort(slots, kind="stable")
@@ -107,21 +109,23 @@ class Rows:
         Raises:
             IndexError: a position lies past its slot's block table. The plan is wrong; never clamp.
         """
-        decodes = np.array(plan.decodes, np.int64)
+        fillers = self._fillers(plan)
+        singles = np.array([*plan.decodes, *fillers], np.int64)
         chunks = [run for chunk in plan.chunks for run in self._runs(chunk)]
-        num_decodes = len(decodes)
-        lone = num_decodes + np.array(self._lone(chunks)[: num_tokens - plan.num_tokens], np.int64)
-        num_padding = num_tokens - plan.num_tokens - len(lone)
-        num_seqs = num_decodes + len(chunks)
-        has_idle = plan.num_tokens == num_seqs and not len(lone)
+        num_singles = len(singles)
+        num_new = num_singles + plan.num_chunk_tokens
+        lone = num_singles + np.array(self._lone(chunks)[: num_tokens - plan.num_tokens], np.int64)
+        num_padding = num_tokens - num_new - len(lone)
+        num_seqs = num_singles + len(chunks)
+        has_idle = num_new == num_seqs and not len(lone)
 
-        slots = np.concatenate((decodes, np.array([c.slot for c in chunks], np.int64)))
+        slots = np.concatenate((singles, np.array([c.slot for c in chunks], np.int64)))
         past_lens = np.zeros(num_seqs + num_padding + has_idle, np.int32)
-        past_lens[:num_decodes] = self.computed[decodes]
-        past_lens[num_decodes:num_seqs] = [c.start for c in chunks]
+        past_lens[:num_singles] = self.computed[singles]
+        past_lens[num_singles:num_seqs] = [c.start for c in chunks]
         counts = np.ones(num_seqs + num_padding + has_idle, np.int32)
         counts[num_seqs + num_padding :] = 0
-        counts[num_decodes:num_seqs] = [c.count for c in chunks]
+        counts[num_singles:num_seqs] = [c.count for c in chunks]
         if (-(-(past_lens + counts)[:num_seqs] // self._block_size) > self.num_blocks[slots]).any():
             raise IndexError("a sequence has fewer blocks than its tokens need")
         last_rows = counts - 1
@@ -131,9 +135,9 @@ class Rows:
 
         token_ids = np.zeros(num_tokens, np.int32)
         positions = np.zeros(num_tokens, np.int32)
-        token_ids[:num_decodes] = self.last_token[decodes]
-        positions[:num_decodes] = past_lens[:num_decodes]
-        for chunk, at in zip(chunks, starts[num_decodes:].tolist(), strict=False):
+        token_ids[:num_singles] = self.last_token[singles]
+        positions[:num_singles] = past_lens[:num_singles]
+        for chunk, at in zip(chunks, starts[num_singles:].tolist(), strict=False):
             token_ids[at : at + chunk.count] = self._known(chunk)[chunk.start : chunk.start + chunk.count]
             positions[at : at + chunk.count] = np.arange(chunk.start, chunk.start + chunk.count)
         token_ids[starts[lone] + 1] = token_ids[starts[lone]]
@@ -150,10 +154,11 @@ class Rows:
         block_ids[block_starts[outside + 1] - 1] = SCRATCH_BLOCK
 
         samples = np.ones(num_seqs, np.bool_)
-        samples[num_decodes:] = [c.samples for c in chunks]
-        wanted = [last_rows[:num_seqs][samples]]
+        samples[len(plan.decodes) : num_singles] = False
+        samples[num_singles:] = [c.samples for c in chunks]
+        wanted = [last_rows[:num_seqs][samples], last_rows[len(plan.decodes) : num_singles]]
         num_scored = 0
-        for chunk, at in zip(chunks, starts[num_decodes:].tolist(), strict=False):
+        for chunk, at in zip(chunks, starts[num_singles:].tolist(), strict=False):
             if chunk.scores:
                 wanted.append(np.arange(at, at + len(self.targets(chunk)), dtype=np.int32))
                 num_scored += len(wanted[-1])
@@ -170,8 +175,13 @@ class Rows:
             int(context.max()),
             output_rows,
             slots[samples],
+            len(fillers),
             num_scored,
         )
+
+    def _fillers(self, plan: StepPlan) -> list[int]:
+        """The fillers that have something to feed. One that ended before it sampled is computed as padding."""
+        return [slot for slot in plan.fillers if self._tokens[slot] is None]
 
     def _runs(self, chunk: Chunk) -> list[Chunk]:
         """The sequences that a chunk becomes: one, or one for each generated token."""
@@ -198,9 +208,15 @@ class Rows:
         return int(self._num_top[slot])
 
     def advance(self, plan: StepPlan, slots: NDArray[np.int64], tokens: list[int]) -> None:
-        """The plan was computed and `tokens` were sampled for `slots`: the decodes, then the sampling chunks."""
-        self.last_token[slots] = tokens
-        self.computed[slots[: len(plan.decodes)]] += 1
+        """The plan was computed and `tokens` were sampled for `slots`: the decodes, then the sampling chunks.
+
+        Fillers stay as they are, and a row that failed, with a token of -1, as it was: it may become one.
+        """
+        given = np.array(tokens, np.int32)
+        is_given = given >= 0
+        self.last_token[slots[is_given]] = given[is_given]
+        num_decodes = len(plan.decodes)
+        self.computed[slots[:num_decodes]] += is_given[:num_decodes]
         for chunk in plan.chunks:
             if chunk.samples:
                 self.computed[chunk.slot] = chunk.start + chunk.count
@@ -237,14 +253,15 @@ def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape) -> Ste
         max_context_len=past_len + 1,
         output_rows=rows[:-1],
         slots=np.zeros(0, np.int64),
+        num_fillers=0,
         num_scored=0,
     )
 
 
 def num_outputs(plan: StepPlan, rows: Rows) -> int:
-    """Hidden states that a plan needs: one for each sampling row, one for each scored prompt token."""
+    """Hidden states that a plan needs: one for each sampling row and filler, one for each scored prompt token."""
     scored = sum(len(rows.targets(chunk)) for chunk in plan.chunks if chunk.scores)
-    return len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples) + scored
+    return len(plan.decodes) + len(plan.fillers) + sum(1 for chunk in plan.chunks if chunk.samples) + scored
 
 
 def _starts(counts: Ints) -> Ints:
