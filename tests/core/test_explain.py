@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.explain import facts, sentence, unnamed
+from chairlift.core.explain import facts, missed, sentence, unnamed
 from chairlift.core.types import Decisions, Finish, FinishReason, PreemptReason, WaitReason
 
 BLOCKS, PRIORITY = PreemptReason.BLOCKS, PreemptReason.PRIORITY
@@ -164,7 +164,11 @@ def test_time_away_is_summed_over_preemptions() -> None:
         ({"reason": FinishReason.STOP, "stop_reason": 0}, "ended by a stop token"),
         ({"reason": FinishReason.LENGTH}, "ended by its length"),
         ({"reason": FinishReason.ABORT}, "given up after 1.0 s"),
-        ({"reason": FinishReason.DEADLINE}, "ended by its deadline after 1.0 s"),
+        ({"reason": FinishReason.DEADLINE}, "given up after 1.0 s: its end did not come in time"),
+        (
+            {"reason": FinishReason.DEADLINE, "first_token": None, "error": "ttft_deadline_ms passed"},
+            "given up after 1.0 s: its first token did not come in time",
+        ),
         ({"reason": FinishReason.ERROR, "error": "private"}, "ended by an error"),
     ],
 )
@@ -172,6 +176,20 @@ def test_how_it_ended(fields: dict[str, Any], said: str) -> None:
     text = sentence(finish(**fields))
     assert text.endswith(f"; {said}.")
     assert "private" not in text + json.dumps(facts(finish(**fields)))
+
+
+@pytest.mark.parametrize(
+    ("error", "first_token", "kind"),
+    [
+        ("the first token did not come in time", None, "ttft"),
+        ("ttft deadline passed", None, "ttft"),
+        ("the end did not come in time", None, "e2e"),
+        ("the first token came, the end did not", 100.1, "e2e"),
+        (None, None, "e2e"),
+    ],
+)
+def test_which_deadline_was_missed(error: str | None, first_token: float | None, kind: str) -> None:
+    assert missed(finish(reason=FinishReason.DEADLINE, error=error, first_token=first_token)) == kind
 
 
 def test_who_never_started_has_no_prompt_and_no_tokens() -> None:

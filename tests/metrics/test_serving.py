@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from chairlift.core.types import Finish, FinishReason
+from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics.serving import ServingMetrics
 
 LABELS = {"model_name": "m", "engine": "0"}
+FIRST_TOKEN_LATE, END_LATE = "the first token did not come in time", "the end did not come in time"
 
 
 def samples(metrics: ServingMetrics) -> dict[str, float]:
@@ -26,13 +27,15 @@ def make() -> ServingMetrics:
     return ServingMetrics("m", max_model_len=1000, num_blocks=200, block_size=16)
 
 
-def finish(reason: FinishReason, *, output: int = 5, scheduled: float | None = 11.0) -> Finish:
+def finish(
+    reason: FinishReason, *, output: int = 5, scheduled: float | None = 11.0, error: str | None = None
+) -> Finish:
     return Finish(
         id=1,
         choice=0,
         reason=reason,
         stop_reason=None,
-        error=None,
+        error=error,
         num_prompt_tokens=30,
         num_output_tokens=output,
         num_cached_tokens=16,
@@ -56,6 +59,7 @@ def test_the_series_that_dashboards_know_are_there_from_the_start() -> None:
         "e2e_request_latency_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
         "request_decode_time_seconds", "request_inference_time_seconds", "iteration_tokens_total",
         "request_prompt_tokens", "request_generation_tokens", "request_params_n", "request_params_max_tokens",
+        "request_num_preemptions",
     }  # fmt: skip
     expected = {f"vllm:{name}_total" for name in counters} | {f"vllm:{name}" for name in gauges}
     for name in histograms:
@@ -65,9 +69,7 @@ def test_the_series_that_dashboards_know_are_there_from_the_start() -> None:
 
 def test_gauges_are_the_last_counts() -> None:
     metrics = make()
-    metrics.on_counts(
-        num_running=3, num_waiting=2, num_used_blocks=50, num_preemptions=7, prefix_queries=100, prefix_hits=40
-    )
+    metrics.on_stats(EngineStats(3, 2, 50, 0, num_preemptions=7, prefix_queries=100, prefix_hits=40))
     found = samples(metrics)
     assert found["vllm:num_requests_running{}"] == 3
     assert found["vllm:num_requests_waiting{}"] == 2
@@ -76,6 +78,55 @@ def test_gauges_are_the_last_counts() -> None:
     assert found["vllm:prefix_cache_hits_total{}"] == 40
     metrics.on_engine_dead()
     assert samples(metrics)["vllm:kv_cache_usage_perc{}"] == 0
+
+
+def test_who_waits_and_for_how_long_is_said_for_every_reason() -> None:
+    metrics = make()
+    reasons = {reason.value for reason in WaitReason}
+
+    def by_reason(name: str) -> dict[str, float]:
+        found = samples(metrics)
+        return {reason: found[f"{name}{{reason={reason}}}"] for reason in reasons}
+
+    assert set(by_reason("vllm:num_requests_waiting_by_reason").values()) == {0}
+    metrics.on_stats(
+        EngineStats(
+            3, 5, 50, 0, 0, 0, 0,
+            waiting_by_reason={WaitReason.BLOCKS: 4, WaitReason.TOKENS: 1},
+            waited_s={WaitReason.BLOCKS: 1.5},
+        )
+    )  # fmt: skip
+    nobody = dict.fromkeys(reasons, 0.0)
+    assert by_reason("vllm:num_requests_waiting_by_reason") == nobody | {"blocks": 4, "tokens": 1}
+    assert by_reason("chairlift:queue_blocked_seconds_total") == nobody | {"blocks": 1.5}
+    metrics.on_engine_dead()
+    assert by_reason("vllm:num_requests_waiting_by_reason") == nobody
+    assert by_reason("chairlift:queue_blocked_seconds_total") == nobody | {"blocks": 1.5}
+
+
+def test_limits_are_those_in_force() -> None:
+    metrics = make()
+    metrics.on_stats(
+        EngineStats(0, 0, 0, 0, 0, 0, 0, max_num_seqs=48, max_num_batched_tokens=512, max_prefill_tokens=96)
+    )
+    found = samples(metrics)
+    assert found["chairlift:max_num_seqs{}"] == 48
+    assert found["chairlift:max_num_batched_tokens{}"] == 512
+    assert found["chairlift:max_prefill_tokens{}"] == 96
+
+
+def test_reasons_to_end_are_a_closed_set_and_deadlines_are_told_apart() -> None:
+    metrics = make()
+    ends = [key for key in samples(metrics) if key.startswith("vllm:request_success_total{")]
+    assert len(ends) == len(FinishReason)
+    metrics.on_finish(finish(FinishReason.DEADLINE, scheduled=None, error=FIRST_TOKEN_LATE))
+    metrics.on_finish(finish(FinishReason.DEADLINE, scheduled=None, error=END_LATE))
+    metrics.on_finish(finish(FinishReason.DEADLINE, error=END_LATE))
+    found = samples(metrics)
+    assert found["vllm:request_success_total{finished_reason=deadline}"] == 3
+    assert found["chairlift:deadline_exceeded_total{kind=ttft}"] == 1
+    assert found["chairlift:deadline_exceeded_total{kind=e2e}"] == 2
+    assert found["vllm:e2e_request_latency_seconds_count{}"] == 0
 
 
 def test_one_step_counts_every_token_once() -> None:

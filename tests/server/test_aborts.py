@@ -114,11 +114,13 @@ def test_src_vllm_22545_gauges_are_zero_after_a_mass_abort_without_new_traffic(s
     socks = [post(server, {"prompt": f"mass {i}", "stream": True} | LONG) for i in range(30)]
     metrics = server.client.metrics
     assert metrics is not None
-    until(lambda: metrics.num_running == 8 and metrics.num_waiting == 22 and metrics.num_used_blocks > 0)
+    until(
+        lambda: metrics.stats.num_running == 8 and metrics.stats.num_waiting == 22 and metrics.stats.num_used_blocks > 0
+    )
     before = metrics.num_disconnects
     for sock in socks:
         sock.close()
-    until(lambda: metrics.num_running == metrics.num_waiting == metrics.num_used_blocks == 0)
+    until(lambda: metrics.stats.num_running == metrics.stats.num_waiting == metrics.stats.num_used_blocks == 0)
     assert metrics.num_disconnects == before + 30
     server.wait_idle()
 

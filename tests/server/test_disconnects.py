@@ -111,7 +111,7 @@ def check(server: RunningServer, count: int, seed: int) -> None:
     until(lambda: gc.collect() >= 0 and num_connection_objects() == 0)
     metrics = server.client.metrics
     assert metrics is not None
-    until(lambda: metrics.num_running == metrics.num_waiting == metrics.num_used_blocks == 0)
+    until(lambda: metrics.stats.num_running == metrics.stats.num_waiting == metrics.stats.num_used_blocks == 0)
     assert server.app.num_generating == 0
     assert server.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
 

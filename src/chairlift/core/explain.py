@@ -6,6 +6,7 @@ Both are made of a `Finish` alone, and say only what happened: who met no obstac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from chairlift.core.types import Finish, FinishReason, PreemptReason, WaitReason
 
@@ -65,6 +66,12 @@ def facts(finish: Finish, name: Name = numbered) -> dict[str, object]:
         "ended_after_s": _after(finish, finish.finished),
         "ended_by": finish.reason.value,
     }
+
+
+def missed(finish: Finish) -> Literal["ttft", "e2e"]:
+    """Which of its deadlines ended an answer whose reason is `FinishReason.DEADLINE`."""
+    says_first = finish.error is not None and ("ttft" in finish.error or "first token" in finish.error)
+    return "ttft" if finish.first_token is None and says_first else "e2e"
 
 
 def _parts(finish: Finish, name: Name) -> Iterator[str]:
@@ -161,7 +168,8 @@ def _end(finish: Finish) -> str:
         case FinishReason.ABORT:
             return f"given up after {_duration(finish.finished - finish.arrival)}"
         case FinishReason.DEADLINE:
-            return f"ended by its deadline after {_duration(finish.finished - finish.arrival)}"
+            what = "first token" if missed(finish) == "ttft" else "end"
+            return f"given up after {_duration(finish.finished - finish.arrival)}: its {what} did not come in time"
         case FinishReason.ERROR:
             return "ended by an error"
 

@@ -16,6 +16,7 @@ Definitions (all times on the machine's monotonic clock; the request's arrival i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -26,7 +27,8 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
-from chairlift.core.types import Finish, FinishReason
+from chairlift.core.explain import missed
+from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics import buckets
 from chairlift.metrics.histogram import Histogram
 
@@ -41,15 +43,12 @@ class ServingMetrics:
         self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
         self._num_blocks = num_blocks
 
-        self.num_running = 0
-        self.num_waiting = 0
-        self.num_used_blocks = 0
-        self.num_preemptions = 0
-        self.prefix_queries = 0
-        self.prefix_hits = 0
+        self.stats = EngineStats(0, 0, 0, 0, 0, 0, 0)
+        """What the engine said last."""
         self.num_prompt_tokens = 0
         self.num_generation_tokens = 0
         self.num_finished = dict.fromkeys(FinishReason, 0)
+        self.num_deadlines_exceeded = {"ttft": 0, "e2e": 0}
         self.num_disconnects = 0
         self.num_slow_readers = 0
         self._responses: dict[tuple[str, int], int] = {}
@@ -73,23 +72,9 @@ class ServingMetrics:
 
     # ------------------------------------------------------------ feeding
 
-    def on_counts(
-        self,
-        *,
-        num_running: int,
-        num_waiting: int,
-        num_used_blocks: int,
-        num_preemptions: int,
-        prefix_queries: int,
-        prefix_hits: int,
-    ) -> None:
-        """The engine's state after a step; the last three count since its start."""
-        self.num_running = num_running
-        self.num_waiting = num_waiting
-        self.num_used_blocks = num_used_blocks
-        self.num_preemptions = num_preemptions
-        self.prefix_queries = prefix_queries
-        self.prefix_hits = prefix_hits
+    def on_stats(self, stats: EngineStats) -> None:
+        """The engine's counts after a step: kept as they are, and read when somebody asks."""
+        self.stats = stats
 
     def on_step(self, num_tokens: int, duration_s: float) -> None:
         """A step that computed `num_tokens` tokens."""
@@ -120,6 +105,8 @@ class ServingMetrics:
         """The end of one choice, whoever still listens to it."""
         self.num_finished[finish.reason] += 1
         self.preemptions.observe(finish.num_preemptions)
+        if finish.reason is FinishReason.DEADLINE:
+            self.num_deadlines_exceeded[missed(finish)] += 1
         if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return  # a latency that somebody cut short says nothing about the engine
         self.prompt_tokens.observe(finish.num_prompt_tokens)
@@ -144,7 +131,7 @@ class ServingMetrics:
 
     def on_engine_dead(self) -> None:
         """Nothing runs, waits or holds blocks any longer."""
-        self.num_running = self.num_waiting = self.num_used_blocks = 0
+        self.stats = replace(self.stats, num_running=0, num_waiting=0, num_used_blocks=0, waiting_by_reason={})
 
     # ------------------------------------------------------------ telling
 
@@ -165,50 +152,69 @@ class ServingMetrics:
         yield from self._histograms()
 
     def _gauges(self) -> Iterator[Metric]:
-        usage = self.num_used_blocks / self._num_blocks if self._num_blocks else 0.0
+        stats = self.stats
+        usage = stats.num_used_blocks / self._num_blocks if self._num_blocks else 0.0
         for name, text, value in (
-            ("vllm:num_requests_running", "Sequences that hold a slot.", self.num_running),
-            ("vllm:num_requests_waiting", "Sequences that wait for a slot or for blocks.", self.num_waiting),
+            ("vllm:num_requests_running", "Sequences that hold a slot.", stats.num_running),
+            ("vllm:num_requests_waiting", "Sequences that wait for a slot or for blocks.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
+            ("chairlift:max_num_seqs", "Most sequences computed at once, as in force.", stats.max_num_seqs),
+            ("chairlift:max_num_batched_tokens", "Most tokens of a step, as in force.", stats.max_num_batched_tokens),
+            ("chairlift:max_prefill_tokens", "Most prompt tokens of the last step.", stats.max_prefill_tokens),
         ):
             gauge = GaugeMetricFamily(name, text, labels=tuple(self._labels))
             gauge.add_metric(tuple(self._labels.values()), value)
             yield gauge
+        waiting = GaugeMetricFamily(
+            "vllm:num_requests_waiting_by_reason",
+            "Waiting sequences by what keeps them.",
+            labels=(*self._labels, "reason"),
+        )
+        for reason in WaitReason:
+            waiting.add_metric((*self._labels.values(), reason.value), stats.waiting_by_reason.get(reason, 0))
+        yield waiting
         info = self._labels | self._cache
         shape = GaugeMetricFamily("vllm:cache_config_info", "Shape of the key/value cache.", labels=tuple(info))
         shape.add_metric(tuple(info.values()), 1)
         yield shape
 
     def _counters(self) -> Iterator[Metric]:
+        stats = self.stats
         for name, text, value in (
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", self.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", self.prefix_hits),
-            ("vllm:num_preemptions", "Times a running sequence was put back.", self.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
+            ("vllm:num_preemptions", "Times a running sequence was put back.", stats.num_preemptions),
             ("vllm:prompt_tokens", "Prompt tokens of requests whose first token came.", self.num_prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens),
             ("chairlift:steps", "Steps that computed something.", self.step_tokens.count),
             ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):
-            yield self._counter(name, text, {}, value)
-        success = CounterMetricFamily(
-            "vllm:request_success", "Choices ended, by reason.", labels=(*self._labels, "finished_reason")
+            yield self._family(name, text, (), [((), value)])
+        finished = [((reason.value,), count) for reason, count in self.num_finished.items()]
+        yield self._family("vllm:request_success", "Choices ended, by reason.", ("finished_reason",), finished)
+        blocked = [((reason.value,), stats.waited_s.get(reason, 0.0)) for reason in WaitReason]
+        yield self._family(
+            "chairlift:queue_blocked_seconds",
+            "Seconds in which somebody waited, by what kept the head of the queue.",
+            ("reason",),
+            blocked,
         )
-        for reason, count in self.num_finished.items():
-            success.add_metric((*self._labels.values(), reason.value), count)
-        yield success
-        responses = CounterMetricFamily(
-            "chairlift:http_responses", "HTTP responses.", labels=(*self._labels, "route", "status")
+        exceeded = [((kind,), count) for kind, count in self.num_deadlines_exceeded.items()]
+        yield self._family(
+            "chairlift:deadline_exceeded", "Choices whose first token or end came too late.", ("kind",), exceeded
         )
-        for (route, status), count in sorted(self._responses.items()):
-            responses.add_metric((*self._labels.values(), route, str(status)), count)
-        yield responses
+        responses = [((route, str(status)), count) for (route, status), count in sorted(self._responses.items())]
+        yield self._family("chairlift:http_responses", "HTTP responses.", ("route", "status"), responses)
 
-    def _counter(self, name: str, text: str, labels: dict[str, str], value: float) -> Metric:
-        every = self._labels | labels
-        counter = CounterMetricFamily(name, text, labels=tuple(every))
-        counter.add_metric(tuple(every.values()), value)
-        return counter
+    def _family(
+        self, name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], float]]
+    ) -> CounterMetricFamily:
+        """A counter whose series have these values of `labels` besides the common ones."""
+        family = CounterMetricFamily(name, text, labels=(*self._labels, *labels))
+        for values, value in series:
+            family.add_metric((*self._labels.values(), *values), value)
+        return family
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, histogram in (

@@ -223,14 +223,7 @@ class EngineClient(asyncio.Protocol):
             metrics.on_finish(finish)
             self._finished(finish)
         stats = step.stats
-        metrics.on_counts(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_used_blocks=stats.num_used_blocks,
-            num_preemptions=stats.num_preemptions,
-            prefix_queries=stats.prefix_queries,
-            prefix_hits=stats.prefix_hits,
-        )
+        metrics.on_stats(stats)
         if stats.num_step_tokens:
             metrics.on_step(stats.num_step_tokens, stats.step_s)
 
