@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from chairlift.cli.config import environment_defaults, file_defaults
-from chairlift.cli.options import add_engine_flags, count
+from chairlift.cli.numbers import count
+from chairlift.cli.options import add_engine_flags
 from chairlift.core.errors import InvalidOption
 
 
@@ -81,6 +82,26 @@ def test_what_makes_no_sense_is_named(parser: argparse.ArgumentParser, tmp_path:
 def test_a_file_that_is_not_there(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="cannot be read"):
         file_defaults(parser, tmp_path / "none.yaml")
+
+
+def test_a_flag_that_says_no_says_so_in_a_file_too(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    assert read(parser, tmp_path, "no-enable-prefix-caching: true") == {"enable_prefix_caching": False}
+    assert read(parser, tmp_path, "no-prefill-first: false") == {"prefill_first": True}
+    parser.add_argument("--no-stream", dest="stream", action="store_false")
+    assert read(parser, tmp_path, "no-stream: true") == {"stream": False}
+    assert read(parser, tmp_path, "no-stream: false") == {"stream": True}
+
+
+def test_policies_and_weights(parser: argparse.ArgumentParser, tmp_path: Path) -> None:
+    text = "scheduling-policy: fair\ntenant-weights: a=2, b=0.5\nbatching: dynamic\nmax-batch-wait-ms: 20"
+    assert read(parser, tmp_path, text) == {
+        "scheduling_policy": "fair",
+        "tenant_weights": {"a": 2.0, "b": 0.5},
+        "batching": "dynamic",
+        "max_batch_wait_ms": 20.0,
+    }
+    with pytest.raises(InvalidOption, match="tenant-weights: not weights such as name=2"):
+        read(parser, tmp_path, "tenant-weights: a")
 
 
 def test_an_empty_file_changes_nothing(parser: argparse.ArgumentParser, tmp_path: Path) -> None:

@@ -50,6 +50,14 @@ def test_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
     assert engine_options(arguments).model == "given"
     assert not engine_options(arguments).enable_prefix_caching
     assert engine_options(parse(["chat"], {})) == options.EngineOptions(model=DEFAULT_MODEL)
+    policy = ["--scheduling-policy", "fair", "--tenant-weights", "a=2,b=1", "--no-enable-chunked-prefill"]
+    for command in (["serve"], ["generate", "x"], ["chat"], ["bench", "throughput"]):
+        assert engine_options(parse([*command, *policy], {})) == options.EngineOptions(
+            model=DEFAULT_MODEL,
+            scheduling_policy="fair",
+            tenant_weights={"a": 2.0, "b": 1.0},
+            enable_chunked_prefill=False,
+        )
 
 
 @pytest.mark.parametrize(("argv", "named"), [([], "serve a model over HTTP"), (["bench"], "compare settings")])
@@ -80,6 +88,8 @@ def test_every_flag_says_what_it_does() -> None:
         (["serve", "--tensor-parallel-size", "2"], "--tensor-parallel-size"),
         (["fly"], "fly"),
         (["serve", "--kv-cache-memory-bytes", "much"], "much"),
+        (["serve", "--tenant-weights", "a=2,b"], "a=2,b"),
+        (["bench", "throughput", "--scheduling-policy", "lifo"], "lifo"),
     ],
 )
 def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +117,9 @@ def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[
         (["serve", "--max-num-seqs", "100000000"], "max_num_seqs"),
         (["serve", "--seed", str(2**64)], "seed"),
         (["serve", "--served-model-name", "a\nb"], "name"),
+        (["serve", "--batching", "static"], "max_batch_wait_ms"),
+        (["generate", "x", "--batching", "dynamic", "--prefill-first"], "prefill_first"),
+        (["chat", "--watermark", "1"], "watermark"),
         (["serve", "--host", ""], "host"),
         (["generate", ""], "the prompt is empty"),
         (["generate", "x", "--max-num-batched-tokens", "10000000000"], "max_num_batched_tokens"),

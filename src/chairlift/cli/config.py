@@ -52,11 +52,12 @@ def file_defaults(parser: argparse.ArgumentParser, path: Path) -> dict[str, obje
     flags = dict(_flags(parser))
     values: dict[str, object] = {}
     for key, value in content.items():
-        action = flags.get(str(key).replace("_", "-"))
+        name = str(key).replace("_", "-")
+        action = flags.get(name)
         if action is None:
             raise InvalidOption(f"{path}: unknown key {str(key)!r}")
         if value is not None:
-            values[action.dest] = _coerce(action, value, f"{path}: {key}")
+            values[action.dest] = _coerce(name, action, value, f"{path}: {key}")
     return values
 
 
@@ -70,7 +71,7 @@ def environment_defaults(parser: argparse.ArgumentParser, environment: Mapping[s
     for name, action in _flags(parser):
         variable = ENVIRONMENT_PREFIX + name.upper().replace("-", "_")
         if variable in environment:
-            values[action.dest] = _coerce(action, environment[variable], variable)
+            values[action.dest] = _coerce(name, action, environment[variable], variable)
     return values
 
 
@@ -82,10 +83,11 @@ def _flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Acti
                 yield option.removeprefix("--"), action
 
 
-def _coerce(action: argparse.Action, value: object, source: str) -> object:
-    """What argparse would have stored for this value."""
+def _coerce(name: str, action: argparse.Action, value: object, source: str) -> object:
+    """What argparse would have stored for this value of the flag `name`."""
     if action.nargs == 0:
-        return _switch(action, value, source)
+        stored = not name.startswith("no-") if isinstance(action, argparse.BooleanOptionalAction) else action.const
+        return stored if _switch(value, source) else not stored
     if isinstance(value, list):
         if not (action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction)):
             raise InvalidOption(f"{source}: takes one value, not a list")
@@ -94,7 +96,7 @@ def _coerce(action: argparse.Action, value: object, source: str) -> object:
     return [one] if action.nargs in ("+", "*") or isinstance(action, argparse._AppendAction) else one
 
 
-def _switch(action: argparse.Action, value: object, source: str) -> bool:
+def _switch(value: object, source: str) -> bool:
     word = str(value).lower()
     if word not in _TRUE | _FALSE:
         raise InvalidOption(f"{source}: must be true or false, not {value!r}")

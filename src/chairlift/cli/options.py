@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import get_args
 
+from chairlift.cli.numbers import count
+from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.types import SamplingParams
 from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, Dtype, EngineOptions, KVCacheDtype
-
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def count(text: str) -> int:
-    """A whole number, also as 2k (thousand), 2K, 2G or 2GiB (powers of 1,024) or 2GB (decimal).
-
-    Source: the spelling that users of vLLM know: lower case is decimal, upper case binary.
-
-    Raises:
-        argparse.ArgumentTypeError: anything else.
-    """
-    match = _COUNT.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"not a number such as 4096, 8k or 2G: {text!r}")
-    digits, unit, suffix = match.groups()
-    binary = unit.isupper() if suffix is None else suffix.startswith("i")
-    factor: int = (1024 if binary else 1000) ** _POWERS[unit.lower()]
-    value = Fraction(digits) * factor
-    if value.denominator != 1:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
-    return value.numerator
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -99,6 +76,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
         "--num-threads", type=count, metavar="N", help="threads that compute (default: all cores of this process)"
     )
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling without a seed in the request repeatable")
+    add_policy_flags(parser)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -146,4 +124,5 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         enable_prefix_caching=arguments.enable_prefix_caching,
         num_threads=arguments.num_threads,
         seed=arguments.seed,
+        **policy_options(arguments),
     )

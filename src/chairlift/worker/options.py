@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 import msgspec
 
 from chairlift.core.errors import ChairliftError, InvalidOption
+from chairlift.core.policy import BatchingName, OrderName, Policy, ReservationName
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
@@ -18,6 +21,8 @@ DEFAULT_MAX_NUM_SEQS = 128
 MAX_NUM_SEQS = 1 << 16
 """Every row has a block table and sampling state from the start, whether it is used or not."""
 MAX_SEED = 2**64 - 1
+MAX_STEP_S = 0.25
+"""Longest step to plan for: aborts, deadlines and heartbeats act between steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,21 @@ class EngineOptions:
     seed: int | None = None
     """Makes requests without a seed of their own repeatable, if they come in the same order. None: fresh randomness."""
 
+    batching: BatchingName = "continuous"
+    max_batch_wait_ms: float | None = None
+    kv_reservation: ReservationName = "on-demand"
+    enable_chunked_prefill: bool = True
+    prefill_first: bool = False
+    scheduling_policy: OrderName = "fcfs"
+    tenant_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares under `fair`, by the name of a principal, or of a tenant within its principal's share; 1 for others."""
+    priority_ageing_s: float = 60.0
+    max_bypass: int = 16
+    watermark: float = 0.01
+    long_prefill_token_threshold: int = 0
+    itl_objective_ms: float = 0.0
+    ttft_objective_ms: float = 0.0
+
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDtype))
@@ -51,6 +71,50 @@ class EngineOptions:
         _check_at_least("seed", self.seed, 0, MAX_SEED)
         if not self.model:
             raise InvalidOption("model must not be empty")
+        self._check_policy()
+
+    def _check_policy(self) -> None:
+        _check_choice("batching", self.batching, get_args(BatchingName))
+        _check_choice("kv_reservation", self.kv_reservation, get_args(ReservationName))
+        _check_choice("scheduling_policy", self.scheduling_policy, get_args(OrderName))
+        _check_at_least("max_bypass", self.max_bypass, 0)
+        _check_at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        for name in ("max_batch_wait_ms", "priority_ageing_s", "watermark", "itl_objective_ms", "ttft_objective_ms"):
+            _check_number(name, getattr(self, name))
+        if self.watermark >= 1:
+            raise InvalidOption(f"watermark is a share of the cache, below 1, not {self.watermark!r}")
+        if not isinstance(self.tenant_weights, Mapping):
+            raise InvalidOption("tenant_weights must map names to weights")
+        for name, weight in self.tenant_weights.items():
+            _check_number(f"tenant_weights of {name!r}", weight)
+            if not weight:
+                raise InvalidOption(f"tenant_weights of {name!r} must be above 0: it would never be served")
+        if self.batching == "continuous" and self.max_batch_wait_ms is not None:
+            raise InvalidOption("max_batch_wait_ms goes with batching static or dynamic: continuous never waits")
+        if self.batching == "static" and self.max_batch_wait_ms is None:
+            raise InvalidOption("batching static needs max_batch_wait_ms: a batch that never fills would never start")
+        if self.batching != "continuous" and self.prefill_first:
+            raise InvalidOption("prefill_first goes with batching continuous: a held batch computes its prompts first")
+
+    def policy(self) -> Policy:
+        """What the scheduler is told of all this."""
+        wait_ms = self.max_batch_wait_ms
+        return Policy(
+            batching=self.batching,
+            max_batch_wait_s=None if wait_ms is None else wait_ms / 1e3,
+            kv_reservation=self.kv_reservation,
+            enable_chunked_prefill=self.enable_chunked_prefill,
+            prefill_first=self.prefill_first,
+            scheduling_policy=self.scheduling_policy,
+            weights=self.tenant_weights,
+            priority_ageing_s=self.priority_ageing_s,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            watermark=self.watermark,
+            max_bypass=self.max_bypass,
+            itl_objective_s=self.itl_objective_ms / 1e3,
+            ttft_objective_s=self.ttft_objective_ms / 1e3,
+            max_step_s=MAX_STEP_S,
+        )
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -64,6 +128,13 @@ def _check_at_least(name: str, value: int | None, low: int, high: int | None = N
     if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
         most = "" if high is None else f" and at most {high}"
         raise InvalidOption(f"{name} must be an integer of at least {low}{most}, not {value!r}")
+
+
+def _check_number(name: str, value: float | None) -> None:
+    if value is None:
+        return
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise InvalidOption(f"{name} must be a number of at least 0, not {value!r}")
 
 
 def worker_command(options: EngineOptions, fd: int) -> list[str]:
