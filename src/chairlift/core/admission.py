@@ -1,0 +1,340 @@
+"""Admission: whether a request may enter, said at once instead of after a long wait.
+
+    admit --> queued --started--> running --ended--> gone
+      |         `-------ended------------------------^
+      |-> Overloaded   a cap is reached, or a deadline cannot be kept: later it may be served
+      `-> NeverFits    no state of the queue has room for it
+
+The queue is everything admitted that has not taken a slot, wherever it is: being tokenised, in a socket, in the engine.
+While the engine reports free slots and nobody waiting, who finds a slot does not queue and no cap on queueing holds;
+as soon as somebody waits in the engine, everybody who waits counts.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
+from chairlift.core.pace import Pace
+from chairlift.core.policy import OrderName
+from chairlift.core.types import EngineStats
+
+
+class RefusalReason(StrEnum):
+    """Why a request was refused for now. The list is closed: metrics and clients may rely on it."""
+
+    MAX_NUM_QUEUED_REQS = "max_num_queued_reqs"
+    MAX_NUM_QUEUED_TOKENS = "max_num_queued_tokens"
+    MAX_NUM_QUEUED_REQS_PER_PRINCIPAL = "max_num_queued_reqs_per_principal"
+    MAX_NUM_QUEUED_TOKENS_PER_PRINCIPAL = "max_num_queued_tokens_per_principal"
+    MAX_NUM_REQS_PER_PRINCIPAL = "max_num_reqs_per_principal"
+    DEADLINE = "deadline"
+    """By the estimate, its deadline passes before it gets a slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmissionLimits:
+    """Caps; None is none. A request with n answers counts n times, its prompt once.
+
+    `max_num_reqs_per_principal` bounds what is in flight, queued and running; the others what is queued.
+
+    Raises:
+        InvalidOption: a cap below 0, or one that would let nobody in.
+    """
+
+    max_num_queued_reqs: int | None = None
+    max_num_queued_tokens: int | None = None
+    max_num_queued_reqs_per_principal: int | None = None
+    max_num_queued_tokens_per_principal: int | None = None
+    max_num_reqs_per_principal: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            cap = getattr(self, name)
+            if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 0):
+                raise InvalidOption(f"{name} must be a whole number of at least 0")
+        if self.max_num_reqs_per_principal == 0:
+            raise InvalidOption("max_num_reqs_per_principal must be at least 1")
+
+
+_Key = tuple[int, float, int]
+"""Priority, deadline, serial number: less is served earlier."""
+
+_QUEUED, _RUNNING, _GONE = range(3)
+
+
+class Ticket:
+    """One request's place, from admission to its end; only `Admission` changes it."""
+
+    __slots__ = ("is_seated", "key", "num_seqs", "num_tokens", "principal", "started", "state")
+
+    def __init__(self, principal: str, num_seqs: int, num_tokens: int, key: _Key, is_seated: bool) -> None:
+        self.principal = principal
+        self.num_seqs = num_seqs
+        self.num_tokens = num_tokens
+        """Of its prompt; an estimate until it is tokenised."""
+        self.key = key
+        self.is_seated = is_seated
+        """A slot was free for it when it came."""
+        self.state = _QUEUED
+        self.started = 0.0
+
+
+class Admission:
+    """Decides who enters an engine, and counts who is in. State is bounded by what is in flight.
+
+    `policy` is the engine's order: it says who of the waiting will be served before a newcomer. Neither thread-safe nor
+    aware of time: `now` is in the driver's seconds, the clock of the requests' deadlines.
+    """
+
+    def __init__(
+        self, limits: AdmissionLimits | None = None, *, max_num_seqs: int = 0, policy: OrderName = "fcfs"
+    ) -> None:
+        self.limits = limits if limits is not None else AdmissionLimits()
+        self._policy = policy
+        self._max_num_seqs = max_num_seqs
+        self._pace = Pace(max_num_seqs)
+        self._all = _Tally()
+        self._nobody = _Tally()
+        self._principals: dict[str, _Tally] = {}
+        self._line: list[_Key] = []
+        """Who is queued, in the order of service as far as admission knows it."""
+        self._serial = 0
+
+    @property
+    def num_live(self) -> int:
+        """Sequences admitted and not ended."""
+        return self._all.num_live
+
+    @property
+    def num_queued(self) -> int:
+        """Sequences admitted that have not taken a slot."""
+        return self._all.num_queued
+
+    @property
+    def num_queued_tokens(self) -> int:
+        """Prompt tokens of the requests that have not taken a slot."""
+        return self._all.num_queued_tokens
+
+    @property
+    def num_principals(self) -> int:
+        """Those with anything in flight."""
+        return len(self._principals)
+
+    def open(self, max_num_seqs: int) -> None:
+        """The engine is there, with so many slots and nobody in them."""
+        self._max_num_seqs = max_num_seqs
+        self._pace = Pace(max_num_seqs)
+
+    def set_limits(self, limits: AdmissionLimits) -> None:
+        """Caps for what comes from now on; nobody who is in is put out."""
+        self.limits = limits
+
+    # ------------------------------------------------------------ in
+
+    def check_room(self, principal: str) -> None:
+        """Refuse whatever `principal` may ask, if even the smallest request has no room: nothing needs to be read.
+
+        Raises:
+            Overloaded: as from `admit`.
+        """
+        self._check_caps(principal, 1, [1], 0)
+
+    def admit(
+        self,
+        principal: str,
+        nums_tokens: Sequence[int],
+        now: float,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        ttft_deadline: float | None = None,
+        e2e_deadline: float | None = None,
+    ) -> list[Ticket]:
+        """Tickets for requests that enter together or not at all: one for each prompt of so many tokens.
+
+        Raises:
+            Overloaded: refused for now, with the reason and the estimated wait.
+            NeverFits: larger than the caps allow even when nobody else is there.
+        """
+        self._check_caps(principal, n, nums_tokens, priority)
+        deadline = min(_or_never(ttft_deadline), _or_never(e2e_deadline))
+        key = (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
+        if deadline < math.inf:
+            wait_s = self._wait_s(principal, n, key)
+            if wait_s is not None and now + wait_s > deadline:
+                raise Overloaded(
+                    f"Refused for now: the deadline is {max(0.0, deadline - now):.3g} s away. Estimated wait: about "
+                    f"{wait_s:.3g} s.",
+                    RefusalReason.DEADLINE,
+                    wait_s,
+                )
+        own = self._principals.setdefault(principal, _Tally())
+        tickets: list[Ticket] = []
+        for num_tokens in nums_tokens:
+            is_seated = self._all.num_queued + n <= self._pace.num_free
+            ticket = Ticket(principal, n, num_tokens, (*key[:2], self._serial), is_seated)
+            self._serial += 1
+            insort(self._line, ticket.key)
+            for tally in (self._all, own):
+                tally.num_live += n
+                tally.queue(ticket, 1)
+            tickets.append(ticket)
+        return tickets
+
+    def tokenised(self, ticket: Ticket, num_tokens: int) -> None:
+        """The prompt has so many tokens: the count is put right, and nobody is refused for it any more."""
+        if ticket.state == _QUEUED:
+            for tally in (self._all, self._principals[ticket.principal]):
+                tally.queue(ticket, -1)
+            ticket.num_tokens = num_tokens
+            for tally in (self._all, self._principals[ticket.principal]):
+                tally.queue(ticket, 1)
+
+    # ------------------------------------------------------------ through
+
+    def started(self, ticket: Ticket, now: float) -> None:
+        """The request took its slot. Doing it again changes nothing."""
+        if ticket.state == _QUEUED:
+            self._leave_line(ticket)
+            ticket.state, ticket.started = _RUNNING, now
+
+    def observe(self, stats: EngineStats, now: float) -> None:
+        """The engine's counts after a step; after the `started` and `ended` of the same step."""
+        self._pace.observe(stats, now)
+
+    # ------------------------------------------------------------ out
+
+    def ended(self, ticket: Ticket, now: float) -> None:
+        """The request is over, however it ended. Doing it again changes nothing."""
+        if ticket.state == _GONE:
+            return
+        if ticket.state == _QUEUED:
+            self._leave_line(ticket)
+        else:
+            self._pace.left(ticket.num_seqs, max(0.0, now - ticket.started))
+        ticket.state = _GONE
+        self._all.num_live -= ticket.num_seqs
+        own = self._principals[ticket.principal]
+        own.num_live -= ticket.num_seqs
+        if not own.num_live:
+            del self._principals[ticket.principal]
+
+    def _leave_line(self, ticket: Ticket) -> None:
+        del self._line[bisect_left(self._line, ticket.key)]
+        for tally in (self._all, self._principals[ticket.principal]):
+            tally.queue(ticket, -1)
+
+    # ------------------------------------------------------------ deciding
+
+    def _check_caps(self, principal: str, n: int, nums_tokens: Sequence[int], priority: int) -> None:
+        own = self._principals.get(principal, self._nobody)
+        over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free)
+        if over is None:
+            return
+        reason, used, asked, cap = over
+        if (alone := self._overrun(self._nobody, self._nobody, n, nums_tokens, self._max_num_seqs)) is not None:
+            raise NeverFits(f"the request asks for {alone[2]} where {alone[0]} is {alone[3]}", _PARAMS[alone[0]])
+        if reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL:
+            wait_s = None if self._pace.service_s is None else self._pace.service_s / used
+        else:
+            wait_s = self._wait_s(principal, n * len(nums_tokens), (priority, math.inf, 0))
+        text = _TEXTS[reason].format(used=used, cap=cap)
+        about = "not known yet" if wait_s is None else f"about {wait_s:.3g} s"
+        raise Overloaded(f"Refused for now: {text}, and this needs {asked}. Estimated wait: {about}.", reason, wait_s)
+
+    def _overrun(
+        self, own: _Tally, everybody: _Tally, n: int, nums_tokens: Sequence[int], num_free: int
+    ) -> tuple[RefusalReason, int, int, int] | None:
+        """The first cap that would be exceeded, with what is used of it and what is asked."""
+        limits = self.limits
+        cap = limits.max_num_reqs_per_principal
+        num_seqs = n * len(nums_tokens)
+        if cap is not None and own.num_live + num_seqs > cap:
+            return RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL, own.num_live, num_seqs, cap
+        num_seated = min(max(0, num_free - everybody.num_queued) // n, len(nums_tokens))
+        if num_seated == len(nums_tokens):
+            return None
+        num_new, num_new_tokens = num_seqs - n * num_seated, sum(nums_tokens[num_seated:])
+        own_reqs, own_tokens = own.waiting(num_free)
+        all_reqs, all_tokens = everybody.waiting(num_free)
+        for reason, used, asked, cap in (
+            (_OWN_REQS, own_reqs, num_new, limits.max_num_queued_reqs_per_principal),
+            (_OWN_TOKENS, own_tokens, num_new_tokens, limits.max_num_queued_tokens_per_principal),
+            (_ALL_REQS, all_reqs, num_new, limits.max_num_queued_reqs),
+            (_ALL_TOKENS, all_tokens, num_new_tokens, limits.max_num_queued_tokens),
+        ):
+            if cap is not None and used + asked > cap:
+                return reason, used, asked, cap
+        return None
+
+    def _wait_s(self, principal: str, num_seqs: int, key: _Key) -> float | None:
+        """Seconds until a newcomer at this place in the line has a slot; None if nothing is known yet."""
+        line, queued = self._line, self._all.num_queued
+        mean_seqs = queued / len(line) if line else 1.0
+        ahead = bisect_left(line, key) * mean_seqs
+        if self._policy == "fair":
+            better = bisect_left(line, (key[0], -math.inf, 0)) * mean_seqs
+            own = self._principals.get(principal, self._nobody).num_queued
+            ahead = better + min(ahead - better, own * len(self._principals))
+        wait_s = self._pace.slots_s(math.ceil(ahead + num_seqs - self._pace.num_free))
+        if wait_s is None:
+            return None
+        return max(wait_s, self._pace.prompts_s(self._all.num_queued_tokens * ahead / max(1, queued)))
+
+
+class _Tally:
+    """What one principal, or everybody, has in flight."""
+
+    __slots__ = ("num_live", "num_queued", "num_queued_tokens", "num_seated", "num_seated_tokens")
+
+    def __init__(self) -> None:
+        self.num_live = 0
+        self.num_queued = 0
+        self.num_queued_tokens = 0
+        self.num_seated = 0
+        """Of the queued, those for whom there was a free slot when they came."""
+        self.num_seated_tokens = 0
+
+    def queue(self, ticket: Ticket, sign: int) -> None:
+        """Count a ticket into the queue (1), or out of it (-1)."""
+        num_seqs, num_tokens = sign * ticket.num_seqs, sign * ticket.num_tokens
+        self.num_queued += num_seqs
+        self.num_queued_tokens += num_tokens
+        if ticket.is_seated:
+            self.num_seated += num_seqs
+            self.num_seated_tokens += num_tokens
+
+    def waiting(self, num_free: int) -> tuple[int, int]:
+        """Sequences and tokens that count as queued: where slots are free, those with a seat do not."""
+        if num_free:
+            return self.num_queued - self.num_seated, self.num_queued_tokens - self.num_seated_tokens
+        return self.num_queued, self.num_queued_tokens
+
+
+def _or_never(deadline: float | None) -> float:
+    return math.inf if deadline is None else deadline
+
+
+_OWN_REQS = RefusalReason.MAX_NUM_QUEUED_REQS_PER_PRINCIPAL
+_OWN_TOKENS = RefusalReason.MAX_NUM_QUEUED_TOKENS_PER_PRINCIPAL
+_ALL_REQS = RefusalReason.MAX_NUM_QUEUED_REQS
+_ALL_TOKENS = RefusalReason.MAX_NUM_QUEUED_TOKENS
+_TEXTS = {
+    _ALL_REQS: "{used} requests wait, of at most {cap}",
+    _ALL_TOKENS: "{used} prompt tokens wait, of at most {cap}",
+    _OWN_REQS: "you have {used} requests waiting, of at most {cap}",
+    _OWN_TOKENS: "you have {used} prompt tokens waiting, of at most {cap}",
+    RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL: "you have {used} requests in flight, of at most {cap}",
+}
+_PARAMS = {
+    _ALL_REQS: "n",
+    _ALL_TOKENS: "prompt",
+    _OWN_REQS: "n",
+    _OWN_TOKENS: "prompt",
+    RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL: "n",
+}
