@@ -98,6 +98,61 @@ class TestGenerate:
             with pytest.raises(InvalidRequest, match="n must be an integer"):
                 llm.generate("a", GREEDY, n=n, use_tqdm=False)
 
+    def test_the_lower_priority_joins_first(self) -> None:
+        gate = threading.Semaphore(0)
+        executor = FakeExecutor(CacheShape(128, 4), gate=gate)
+        with LLM.from_built(built(executor)) as llm:
+            outputs: list[RequestOutput] = []
+
+            def call() -> None:
+                prompts = [ids(i, 3) for i in range(12)]
+                outputs.extend(llm.generate(prompts, GREEDY, priority=range(12, 0, -1), use_tqdm=False))
+
+            first, then = threading.Thread(target=llm.generate, args=(ids(50),)), threading.Thread(target=call)
+            first.start()
+            executor.submitted.acquire()
+            then.start()
+            deadline = time.monotonic() + 20
+            while len(llm._session.engine._callers) < 13 and time.monotonic() < deadline:
+                time.sleep(0.001)
+            gate.release(1000)
+            for thread in (first, then):
+                thread.join(20)
+        began = [output.metrics[0].first_scheduled or 0.0 for output in outputs]
+        assert began == sorted(began, reverse=True)
+        assert began[0] > began[-1]
+
+    @pytest.mark.parametrize(
+        ("service", "message"),
+        [
+            ({"priority": [1]}, "2 prompts need one or 2 priorities"),
+            ({"priority": 1.5}, "priority must be an integer"),
+            ({"priority": 2**31}, "priority must be an integer"),
+            ({"priority": [0, "high"]}, "priority must be an integer"),
+            ({"tenant": 7}, "tenant must be a text"),
+            ({"tenant": "a\nb"}, "tenant must be a text"),
+            ({"ttft_deadline_ms": 0}, "ttft_deadline_ms must be a number of milliseconds above 0"),
+            ({"e2e_deadline_ms": float("nan")}, "e2e_deadline_ms must be"),
+            ({"e2e_deadline_ms": "soon"}, "e2e_deadline_ms must be"),
+        ],
+    )
+    def test_when_and_for_whom_must_make_sense(
+        self, llm: LLM, executor: FakeExecutor, service: dict[str, Any], message: str
+    ) -> None:
+        with pytest.raises(InvalidRequest, match=message):
+            llm.generate([ids(1), ids(2)], GREEDY, use_tqdm=False, **service)
+        assert executor.num_steps == 0
+
+    def test_when_and_for_whom_reach_the_engine(self, llm: LLM) -> None:
+        before = time.monotonic()
+        request = llm._session.request(ids(1), GREEDY, 1, -3, tenant="a", ttft_deadline_ms=500, e2e_deadline_ms=2000.0)
+        after = time.monotonic()
+        assert (request.priority, request.tenant) == (-3, "a")
+        assert request.ttft_deadline is not None and before + 0.5 <= request.ttft_deadline <= after + 0.5
+        assert request.e2e_deadline is not None and before + 2 <= request.e2e_deadline <= after + 2
+        with pytest.raises(TypeError, match="deadline_ms"):
+            llm._session.request(ids(1), GREEDY, 1, 0, deadline_ms=5)  # type: ignore[call-arg]
+
     def test_without_parameters_sixteen_tokens(self, llm: LLM) -> None:
         (output,) = llm.generate(ids(1), use_tqdm=False)
         assert len(output.outputs[0].token_ids) <= 16

@@ -6,14 +6,13 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral
-from operator import index
+from itertools import repeat
 from os import PathLike, fspath
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
@@ -22,17 +21,35 @@ from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
 from chairlift.worker.answers import Answer, Assembly, CompletionOutput, RequestOutput
+from chairlift.worker.arguments import (
+    Message,
+    Prompt,
+    deadline,
+    each_conversation,
+    each_params,
+    each_priority,
+    each_prompt,
+    tenant_name,
+    token_ids,
+    whole_priority,
+)
 from chairlift.worker.build import Built, build
 from chairlift.worker.local import LocalEngine
 from chairlift.worker.options import EngineOptions
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
 
-Prompt = str | Sequence[int]
-"""Text, or token ids."""
 
-Message = Mapping[str, Any]
-"""A turn of a conversation: `role` and `content`."""
+class Service(TypedDict, total=False):
+    """When and for whom requests are served: keyword arguments of every call, all optional.
+
+    `tenant` shares the engine with others under `scheduling_policy="fair"`. Deadlines count in milliseconds from the
+    call: a request whose first token or end has not come by then ends with `finish_reason` "deadline" and an `error`.
+    """
+
+    tenant: str
+    ttft_deadline_ms: float
+    e2e_deadline_ms: float
 
 
 class _Session:
@@ -42,7 +59,17 @@ class _Session:
         self.built = built
         self.engine = LocalEngine(built.engine)
 
-    def request(self, prompt: Prompt, params: SamplingParams, n: int) -> Request:
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        n: int,
+        priority: int,
+        *,
+        tenant: str = "",
+        ttft_deadline_ms: float | None = None,
+        e2e_deadline_ms: float | None = None,
+    ) -> Request:
         """A request that the engine will accept.
 
         Raises:
@@ -50,14 +77,19 @@ class _Session:
         """
         if not isinstance(params, SamplingParams):
             raise InvalidRequest("sampling_params must be SamplingParams, or one for each prompt", "sampling_params")
-        tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else _token_ids(prompt)
+        arrival = time.monotonic()
+        tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
         request = Request(
             id=self.engine.new_id(),
             prompt=tokens,
             params=params,
-            arrival=time.monotonic(),
+            arrival=arrival,
             n=n,
             eos_token_ids=self.built.text.eos_token_ids,
+            priority=whole_priority(priority),
+            tenant=tenant_name(tenant),
+            ttft_deadline=deadline("ttft_deadline_ms", arrival, ttft_deadline_ms),
+            e2e_deadline=deadline("e2e_deadline_ms", arrival, e2e_deadline_ms),
         )
         limits = self.built.limits
         check_request(
@@ -86,8 +118,9 @@ class LLM:
     Any number of threads may call `generate` and `chat` at once: what they ask is computed together. Close it, or use
     it in a `with` statement, to stop its thread; the end of the program does that too. Its memory goes with the object.
 
-    `options` are those of `EngineOptions`: dtype, kv_cache_dtype, kv_cache_memory_bytes, max_model_len, max_num_seqs,
-    max_num_batched_tokens, enable_prefix_caching, num_threads, seed.
+    `options` are those of `EngineOptions`, named like the flags of `chairlift serve`: dtype, kv_cache_dtype,
+    kv_cache_memory_bytes, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, num_threads,
+    seed, and those that say how requests are scheduled: batching, scheduling_policy, tenant_weights and more.
 
     Raises:
         InvalidModel: there is no such model, or it cannot be loaded.
@@ -140,27 +173,24 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
+        **service: Unpack[Service],
     ) -> list[RequestOutput]:
         """Continue each prompt; answers come in the order of the prompts.
 
-        A prompt is text or token ids. Parameters are one for all prompts, or one for each. Without any, at most 16
-        tokens are generated. A request that fails while it is computed has `finish_reason` "error"; the others are
-        not affected.
+        A prompt is text or token ids. Parameters are one for all prompts, or one for each, and so are priorities: the
+        lower goes first. Without parameters at most 16 tokens are generated. A request that fails while it is computed
+        has `finish_reason` "error", or "deadline" if it missed one, and says why in `error`; the others are not
+        affected.
 
         Raises:
             InvalidRequest: a request that can never be served; nothing has run then.
             EngineDead: the engine was closed or broke.
         """
-        session = self._session
-        each = _prompts(prompts)
-        requests = [
-            session.request(prompt, params, n)
-            for prompt, params in zip(
-                each, _params(sampling_params, len(each), session.default_params(16)), strict=True
-            )
-        ]
-        return self._run(each, requests, use_tqdm)
+        each = each_prompt(prompts)
+        params = each_params(sampling_params, len(each), self._session.default_params(16))
+        return self._run(each, params, n, priority, use_tqdm, service)
 
     def chat(
         self,
@@ -168,35 +198,59 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         n: int = 1,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
+        **service: Unpack[Service],
     ) -> list[RequestOutput]:
         """Answer each conversation; one conversation is a list of messages with `role` and `content`.
 
         Without parameters an answer may fill the rest of the context. Otherwise as `generate`.
         """
-        prompts = [self._session.chat_prompt(conversation) for conversation in _conversations(messages)]
-        params = _params(sampling_params, len(prompts), self._session.default_params(None))
-        requests = [self._session.request(prompt, each, n) for prompt, each in zip(prompts, params, strict=True)]
-        return self._run(prompts, requests, use_tqdm)
+        prompts = [self._session.chat_prompt(conversation) for conversation in each_conversation(messages)]
+        params = each_params(sampling_params, len(prompts), self._session.default_params(None))
+        return self._run(prompts, params, n, priority, use_tqdm, service)
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        **service: Unpack[Service],
     ) -> Generator[RequestOutput, None, None]:
         """Continue one prompt, piece by piece; each output holds what is new. Closing the iterator aborts."""
         session = self._session
-        request = session.request(prompt, sampling_params or session.default_params(16), n)
+        request = session.request(prompt, sampling_params or session.default_params(16), n, priority, **service)
         return self._stream(request, prompt)
 
     def stream_chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        **service: Unpack[Service],
     ) -> Generator[RequestOutput, None, None]:
         """Answer one conversation, piece by piece, as `stream` does."""
-        return self.stream(
-            self._session.chat_prompt(messages), sampling_params or self._session.default_params(None), n=n
-        )
+        params = sampling_params or self._session.default_params(None)
+        return self.stream(self._session.chat_prompt(messages), params, n=n, priority=priority, **service)
 
-    def _run(self, prompts: Sequence[Prompt], requests: list[Request], use_tqdm: bool) -> list[RequestOutput]:
+    def _run(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        n: int,
+        priority: int | Sequence[int],
+        use_tqdm: bool,
+        service: Service,
+    ) -> list[RequestOutput]:
         engine, reader = self._session.engine, _QueueReader()
+        requests = [
+            self._session.request(*each, **service)
+            for each in zip(prompts, params, repeat(n), each_priority(priority, len(prompts)))
+        ]
         outputs: dict[int, RequestOutput] = {}
         answers: list[Answer] = []
         by_id = dict(zip((request.id for request in requests), prompts, strict=True))
@@ -268,16 +322,22 @@ class AsyncLLM:
         self._closed()
 
     async def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, n: int = 1
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        **service: Unpack[Service],
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Continue one prompt, piece by piece.
+        """Continue one prompt, piece by piece; of two that wait the one of lower priority goes first.
 
         Raises:
             InvalidRequest: it can never be served.
             EngineDead: the engine was closed or broke.
         """
         session = self._session
-        request = session.request(prompt, sampling_params or session.default_params(16), n)
+        request = session.request(prompt, sampling_params or session.default_params(16), n, priority, **service)
         reader = self._reader_here()
         answer = session.engine.start(request, reader, each_step=True)
         news = reader.watch(answer)
@@ -296,11 +356,17 @@ class AsyncLLM:
             session.engine.abort(answer)
 
     def chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, *, n: int = 1
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        **service: Unpack[Service],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation, piece by piece; without parameters it may fill the rest of the context."""
         params = sampling_params or self._session.default_params(None)
-        return self.generate(self._session.chat_prompt(messages), params, n=n)
+        return self.generate(self._session.chat_prompt(messages), params, n=n, priority=priority, **service)
 
     def _reader_here(self) -> _EventReader:
         """The reader of the running event loop: all its streams are woken by one call per step."""
@@ -354,50 +420,3 @@ def _engine_options(model: str | PathLike[str], options: Mapping[str, Any]) -> E
         if name not in known:
             raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
     return EngineOptions(model=fspath(model), **options)
-
-
-def _prompts(prompts: str | Iterable[int] | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt, text or token ids, or a list of them: as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise InvalidRequest("prompts must be texts or lists of token ids", "prompts")
-    each = list(prompts)
-    tokens = [one for one in each if isinstance(one, int | Integral)]
-    several = [one for one in each if not isinstance(one, int | Integral)]
-    if tokens and several:
-        raise InvalidRequest("prompts must be texts or lists of token ids", "prompts")
-    return [_token_ids(tokens)] if tokens else list(several)
-
-
-def _token_ids(prompt: Iterable[SupportsIndex]) -> list[int]:
-    """Raises InvalidRequest unless everything is a whole number, of Python's or of NumPy's."""
-    if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
-        raise InvalidRequest("a prompt must be text or token ids", "prompt")
-    try:
-        return [index(token) for token in prompt]
-    except TypeError as error:
-        raise InvalidRequest("a prompt must be text or token ids", "prompt") from error
-
-
-def _conversations(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[Sequence[Message]]:
-    """One conversation or a list of them: as a list."""
-    one = [each for each in messages if isinstance(each, Mapping)]
-    several = [each for each in messages if not isinstance(each, Mapping)]
-    if one and several:
-        raise InvalidRequest("messages must be one conversation or a list of them", "messages")
-    return [one] if one else list(several)
-
-
-def _params(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int, default: SamplingParams
-) -> Sequence[SamplingParams]:
-    if params is None:
-        return [default] * count
-    if isinstance(params, SamplingParams):
-        return [params] * count
-    if not isinstance(params, Sequence):
-        raise InvalidRequest("sampling_params must be SamplingParams, or one for each prompt", "sampling_params")
-    if len(params) != count:
-        raise InvalidRequest(f"{count} prompts need one or {count} sampling parameters, not {len(params)}")
-    return params

@@ -43,7 +43,8 @@ class CompletionOutput:
     """One choice of an answer, or, when streamed, what is new of it.
 
     `token_ids` include the token that ended the sequence, `text` does not (unless the parameters ask for stop strings).
-    `finish_reason` is "stop", "length", "abort" or "error", and None while there is more to come.
+    `finish_reason` is "stop", "length", "abort", "error" or "deadline", and None while there is more to come; `error`
+    says what happened in the last two.
     """
 
     index: int
