@@ -46,6 +46,9 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     block_size: int
     load_s: float
     resident_bytes: int
+    long_prefill_token_threshold: int = 0
+    itl_objective_s: float = 0.0
+    ttft_objective_s: float = 0.0
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):

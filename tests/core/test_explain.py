@@ -84,9 +84,9 @@ def test_one_is_not_many() -> None:
     ("waited", "said"),
     [
         ([(WaitReason.SLOTS, 2.0)], "Waited 2.0 s for a slot"),
-        ([(WaitReason.STEP, 0.0301)], "Waited 30 ms for the step in progress"),
-        ([(WaitReason.STEP, 0.0009)], "Started at once"),
-        ([(WaitReason.STEP, 0.0009), (WaitReason.BATCH, 120.4)], "Waited 120 s for a batch"),
+        ([(WaitReason.STEP, 0.0301)], "Waited 30 ms for the next step"),
+        ([(WaitReason.STEP, 0.0099), (WaitReason.SLOTS, 0.0009)], "Started at once"),
+        ([(WaitReason.STEP, 0.0099), (WaitReason.BATCH, 120.4)], "Waited 120 s for a batch"),
         (
             [(WaitReason.SLOTS, 1.0), (WaitReason.PREFIX, 0.1), (WaitReason.TOKENS, 0.25)],
             "Waited 1.0 s for a slot, 0.1 s for a beginning that another one was computing and 0.2 s for the token "

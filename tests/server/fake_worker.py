@@ -11,16 +11,27 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import msgspec
 
-from chairlift.core.types import EngineStats, Finish, FinishReason, Request, TokenLogprob
-from chairlift.wire import Abort, Add, Drain, Failed, Ready, Refused, Step, decode_to_worker, encode
+from chairlift.core.types import (
+    NO_DECISIONS,
+    Decisions,
+    EngineStats,
+    Finish,
+    FinishReason,
+    LimitChange,
+    Request,
+    TokenLogprob,
+)
+from chairlift.wire import Abort, Add, Drain, Failed, Ready, Refused, SetLimits, Step, decode_to_worker, encode
 
 ALPHABET = "etaoin shrdlu é ü 日本 🙂 "
 END = 256
+MAX_NUM_BATCHED_TOKENS = 2048
 
 REFUSE, FAIL, DIE, HANG, GARBAGE, REFUSE_LATE = "!refuse", "!fail", "!die", "!hang", "!garbage", "!too-large"
 """Words in a prompt that make the worker do that: on adding, or (fail, die, hang, garbage) at its third token."""
@@ -75,6 +86,13 @@ class FakeWorker:
         self.running: list[Row] = []
         self.adds: list[Request] = []
         self.aborts: list[int] = []
+        self.changes: list[LimitChange] = []
+        self.max_num_seqs = self.options.max_num_seqs
+        self.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
+        self.decide: Callable[[Request], Decisions] = lambda _: NO_DECISIONS
+        """What was decided about a request, made up."""
+        self.ended: list[Finish] = []
+        """Of requests that were aborted, for the next step."""
         self.scheduled: set[int] = set()
         self.draining = False
         self.hanging = False
@@ -101,7 +119,7 @@ class FakeWorker:
                         model_name="fake",
                         max_model_len=options.max_model_len,
                         max_num_seqs=options.max_num_seqs,
-                        max_num_batched_tokens=2048,
+                        max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
                         num_blocks=options.num_blocks,
                         block_size=options.block_size,
                         load_s=options.load_s,
@@ -145,8 +163,15 @@ class FakeWorker:
             self.draining = True
         elif isinstance(message, Abort):
             self.aborts.append(message.id)
+            gone = [row for row in (*self.waiting, *self.running) if row.request.id == message.id]
+            self.ended += [self._ended(row, time.monotonic(), FinishReason.ABORT) for row in gone]
             self.waiting = deque(row for row in self.waiting if row.request.id != message.id)
             self.running = [row for row in self.running if row.request.id != message.id]
+        elif isinstance(message, SetLimits):
+            change = message.change
+            self.changes.append(change)
+            self.max_num_seqs = change.max_num_seqs or self.max_num_seqs
+            self.max_num_batched_tokens = change.max_num_batched_tokens or self.max_num_batched_tokens
         elif isinstance(message, Add):
             request = message.request
             self.adds.append(request)
@@ -159,15 +184,19 @@ class FakeWorker:
 
     def _step(self) -> None:
         now = time.monotonic()
-        while self.waiting and len(self.running) < self.options.max_num_seqs:
+        joined = []
+        while self.waiting and len(self.running) < self.max_num_seqs:
             row = self.waiting.popleft()
             row.first_scheduled = now
             row.plan = answer_tokens(list(row.request.prompt), row.choice, self._length(row))
             if not row.request.params.ignore_eos:
                 row.plan = [*row.plan[: natural_length(list(row.request.prompt), row.choice)], END]
+            if row.request.id not in self.scheduled:
+                joined.append(row.request.id)
             self.scheduled.add(row.request.id)
             self.running.append(row)
-        step = Step([], [], [], [], [], [], [], self._stats(0), now)
+        step = Step([], [], [], [], [], joined, self.ended, self._stats(0), now)
+        self.ended = []
         for row in list(self.running):
             row.prefilled += 1
             if row.prefilled >= self.options.prefill_steps:
@@ -232,22 +261,27 @@ class FakeWorker:
         self, row: Row, step: Step, now: float, reason: FinishReason, stop: int | str | None, error: str | None = None
     ) -> None:
         self.running.remove(row)
-        step.finishes.append(
-            Finish(
-                id=row.request.id,
-                choice=row.choice,
-                reason=reason,
-                stop_reason=stop,
-                error=error,
-                num_prompt_tokens=len(row.request.prompt),
-                num_output_tokens=len(row.tokens),
-                num_cached_tokens=4,
-                num_preemptions=0,
-                arrival=row.request.arrival,
-                first_scheduled=row.first_scheduled,
-                first_token=row.first_token,
-                finished=now,
-            )
+        step.finishes.append(self._ended(row, now, reason, stop, error))
+
+    def _ended(
+        self, row: Row, now: float, reason: FinishReason, stop: int | str | None = None, error: str | None = None
+    ) -> Finish:
+        decisions = self.decide(row.request)
+        return Finish(
+            id=row.request.id,
+            choice=row.choice,
+            reason=reason,
+            stop_reason=stop,
+            error=error,
+            num_prompt_tokens=len(row.request.prompt),
+            num_output_tokens=len(row.tokens),
+            num_cached_tokens=4,
+            num_preemptions=len(decisions.preemptions),
+            arrival=row.request.arrival,
+            first_scheduled=row.first_scheduled,
+            first_token=row.first_token,
+            finished=now,
+            decisions=decisions,
         )
 
     def _stats(self, num_tokens: int) -> EngineStats:
@@ -259,6 +293,8 @@ class FakeWorker:
             num_preemptions=0,
             prefix_queries=len(self.adds) * 10,
             prefix_hits=len(self.adds) * 4,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
             num_step_tokens=num_tokens,
             step_s=max(self.options.step_s, 1e-4) if num_tokens else 0.0,
         )

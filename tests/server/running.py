@@ -17,8 +17,10 @@ import uvloop
 
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
+from chairlift.server.admin import Admin
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
+from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
@@ -39,6 +41,7 @@ class RunningServer:
         self.worker = worker
         self.options = options
         self.loop = uvloop.new_event_loop()
+        self.explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
         self._client_sock = client_sock
         self._text = text
         self.client: EngineClient
@@ -57,13 +60,16 @@ class RunningServer:
     async def _start(self) -> None:
         client_sock = self._client_sock
         client_sock.setblocking(False)
-        _, self.client = await self.loop.create_unix_connection(lambda: EngineClient(_metrics), sock=client_sock)
+        _, self.client = await self.loop.create_unix_connection(
+            lambda: EngineClient(_metrics, self.explanations), sock=client_sock
+        )
         options = self.options
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts),
+            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
+            admin=None if self.explanations is None else Admin(self.explanations),
         )
         sock = bind(options)
         self.port = sock.getsockname()[1]

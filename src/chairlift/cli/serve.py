@@ -36,6 +36,20 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(better given as CHAIRLIFT_API_KEY: a command line can be read by others)",
     )
     group.add_argument(
+        "--admin-api-key",
+        action="append",
+        metavar="KEY",
+        help="key that opens the routes under /admin and nothing else; may be repeated; without one there are no such "
+        "routes (better given as CHAIRLIFT_ADMIN_API_KEY)",
+    )
+    group.add_argument(
+        "--keep-explanations",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="how many of the last answers are explained under /admin/requests (default: %(default)s)",
+    )
+    group.add_argument(
         "--served-model-name",
         nargs="+",
         metavar="NAME",
@@ -96,6 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
         host=arguments.host,
         port=arguments.port,
         api_keys=tuple(arguments.api_key or ()),
+        admin_api_keys=tuple(arguments.admin_api_key or ()),
+        keep_explanations=arguments.keep_explanations,
         served_model_names=tuple(arguments.served_model_name or ()),
         allowed_hosts=tuple(arguments.allowed_host or ()),
         shutdown_timeout_s=arguments.shutdown_timeout,

@@ -13,7 +13,7 @@ from chairlift.core.types import Finish, FinishReason, PreemptReason, WaitReason
 SHOWN_S = 0.001
 """Waits below this are left out of a sentence, in seconds."""
 AT_ONCE_S = 0.01
-"""Who joined within so many seconds started at once: half a step of a small model."""
+"""Who joined within so many seconds of arriving started at once: the way to the engine takes some of them."""
 MAX_NAMED = 3
 """Most preempting requests that a sentence names."""
 
@@ -21,7 +21,7 @@ Name = Callable[[int], str | None]
 """What to call the request with this id; None if it may not be named."""
 
 _WAITED_FOR = {
-    WaitReason.STEP: "the step in progress",
+    WaitReason.STEP: "the next step",
     WaitReason.BATCH: "a batch",
     WaitReason.SLOTS: "a slot",
     WaitReason.BLOCKS: "cache blocks",
@@ -86,7 +86,9 @@ def _parts(finish: Finish, name: Name) -> Iterator[str]:
 def _queue(finish: Finish) -> Iterator[str]:
     decisions = finish.decisions
     waits = [
-        f"{_duration(seconds)} for {_WAITED_FOR[reason]}" for reason, seconds in decisions.waited if seconds >= SHOWN_S
+        f"{_duration(seconds)} for {_WAITED_FOR[reason]}"
+        for reason, seconds in decisions.waited
+        if seconds >= (AT_ONCE_S if reason is WaitReason.STEP else SHOWN_S)
     ]
     if decisions.queued_behind:
         yield f"queued behind {_count(decisions.queued_behind, 'other')}"

@@ -1,4 +1,4 @@
-"""Who may ask: API keys, and for a server without keys the names under which it may be addressed.
+"""Who may ask: API keys, admin keys, and for a server without keys the names under which it may be addressed.
 
 A server on the loopback address without a key is still reachable by every web page that its user opens: by a request
 to 127.0.0.1 (which carries a foreign `Origin`) or by a name of the page's own that resolves to it (a foreign `Host`).
@@ -19,8 +19,15 @@ _ANY = "*"
 class Access:
     """Decides on headers alone, before a body is read."""
 
-    def __init__(self, api_keys: tuple[str, ...], host: str, allowed_hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        api_keys: tuple[str, ...],
+        host: str,
+        allowed_hosts: tuple[str, ...],
+        admin_api_keys: tuple[str, ...] = (),
+    ) -> None:
         self._digests = [_digest(key.encode()) for key in api_keys]
+        self._admin_digests = [_digest(key.encode()) for key in admin_api_keys]
         self._names = _LOOPBACK_NAMES | {host.lower()} | {name.lower() for name in allowed_hosts}
         self._any_name = _ANY in allowed_hosts
 
@@ -33,19 +40,15 @@ class Access:
         if not self._digests:
             self._check_names(headers)
             return b""
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = _digest(key.strip())
-        known = False
-        for digest in self._digests:  # all of them, always: the time taken must not tell which one was close
-            known |= hmac.compare_digest(digest, given)
-        if not known or scheme.lower() != b"bearer":
-            raise ApiError(
-                401,
-                "A valid API key is required: Authorization: Bearer <key>.",
-                code="invalid_api_key",
-                headers=((b"www-authenticate", b"Bearer"),),
-            )
-        return given
+        return _checked(headers, self._digests, "API key")
+
+    def check_admin(self, headers: dict[bytes, bytes]) -> None:
+        """Only an admin key opens what is the owner's alone, and opens nothing else.
+
+        Raises:
+            ApiError: 401 without one of the admin keys.
+        """
+        _checked(headers, self._admin_digests, "admin API key")
 
     def _check_names(self, headers: dict[bytes, bytes]) -> None:
         if self._any_name:
@@ -56,6 +59,23 @@ class Access:
         origin = headers.get(b"origin")
         if origin is not None and _name(origin.decode("latin-1")) not in self._names:
             raise ApiError(403, "This Origin is not served without an API key.", code="origin_not_allowed")
+
+
+def _checked(headers: dict[bytes, bytes], digests: list[bytes], what: str) -> bytes:
+    """The digest of the key that was sent, if it is one of `digests`."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    given = _digest(key.strip())
+    known = False
+    for digest in digests:  # all of them, always: the time taken must not tell which one was close
+        known |= hmac.compare_digest(digest, given)
+    if not known or scheme.lower() != b"bearer":
+        raise ApiError(
+            401,
+            f"A valid {what} is required: Authorization: Bearer <key>.",
+            code="invalid_api_key",
+            headers=((b"www-authenticate", b"Bearer"),),
+        )
+    return given
 
 
 def _digest(key: bytes) -> bytes:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
 
+from chairlift.core.explain import unnamed
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, StreamedChoice
 from chairlift.server.client import Choice, EngineClient
 from chairlift.server.errors import ApiError, internal, unavailable
+from chairlift.server.explanations import explained
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.rich_choice import RichStreamedChoice
@@ -60,6 +64,10 @@ class Answer:
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
         self._first_token: float | None = None
+        self._first_indices: dict[int, int] = {}
+        """Of the choices of each request, by its id."""
+        self._finishes: list[Finish] = []
+        """Kept if they are to be explained."""
         self._reasons: set[str] = set()
         self._left = False
 
@@ -73,12 +81,15 @@ class Answer:
         parts = []
         for one, request in zip(asked, requests, strict=True):
             choices = [self._choice(one, self._num_open + choice, open_text()) for choice in range(request.n)]
+            self._first_indices[request.id] = self._num_open
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
             parts.append((request, _Part(self, one, choices)))
         for request, part in parts:
             self._ids.append(request.id)
             self._client.submit(request, part)
+        if self._client.explanations is not None:
+            self._client.explanations.expect(self._shape.id, self._shape.created, requests)
 
     def usage(self) -> Usage:
         """Tokens of all choices that ended."""
@@ -95,7 +106,7 @@ class Answer:
         """The response, once `finished`, if it is not streamed."""
         choices = [choice.as_json() for choice in self._collected]
         fields = self._asked[0].prompt_fields() if self._shape.chat else {}
-        return self._shape.body(choices, self.usage(), fields)
+        return self._shape.body(choices, self.usage(), fields | self._explanation())
 
     def summary(self, arrival: float, now: float) -> str:
         """One line on what became of it, for the log."""
@@ -138,6 +149,8 @@ class Answer:
         if finish.reason is FinishReason.ABORT:
             self.fail(unavailable("The engine ended the request before it was finished.", "aborted"))
             return
+        if self._show.explain:
+            self._finishes.append(finish)
         if not self._show.discard_output:
             self._num_output_tokens += finish.num_output_tokens
         if finish.choice == 0:
@@ -151,7 +164,15 @@ class Answer:
     def _complete(self) -> None:
         self.finished = True
         if self._show.stream:
-            if self._shape.include_usage:
-                self.outlet.write(self._shape.usage(self.usage()))
+            usage, explanation = self.usage() if self._shape.include_usage else None, self._explanation()
+            if usage is not None or explanation:
+                self.outlet.write(self._shape.totals(usage, explanation))
             self.outlet.write(DONE)
         self.outlet.close()
+
+    def _explanation(self) -> dict[str, Any]:
+        """What was decided about each choice, if that is wanted. Who else is served is nobody's business here."""
+        if not self._show.explain:
+            return {}
+        told = [(self._first_indices[finish.id] + finish.choice, finish) for finish in self._finishes]
+        return {"explanation": [explained(index, finish, unnamed) for index, finish in sorted(told, key=itemgetter(0))]}

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 from chairlift import __version__
 from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server.access import Access
+from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
+from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
@@ -26,6 +28,7 @@ _UNKNOWN = "unknown"
 _CLOSE = (b"connection", b"close")
 
 Endpoint = Callable[[Exchange], Awaitable[None]]
+AdminEndpoint = Callable[[Exchange, EngineClient], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +40,21 @@ class Route:
     is_open: bool = False
     """Served without an API key."""
     is_logged: bool = True
+    is_admin: bool = False
+    """Served with an admin key only."""
 
 
 class App:
     """Serves one engine, or says why not. `serving` is set once a model is loaded, `draining` before the end."""
 
     def __init__(
-        self, access: Access, clock: Callable[[], float], *, stall_timeout_s: float, log_requests: bool
+        self,
+        access: Access,
+        clock: Callable[[], float],
+        *,
+        stall_timeout_s: float,
+        log_requests: bool,
+        admin: Admin | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
         self.draining = False
@@ -62,22 +73,36 @@ class App:
         self._add("/metrics", get, self._metrics, is_logged=False)
         self._add("/health", get, self._health, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, is_open=True, is_logged=False)
-        self._model_route = Route("/v1/models/{model}", dict.fromkeys(get, self._model))
         self._unknown_route = Route(_UNKNOWN)
+        self._prefixes = {_MODEL_PATH: Route("/v1/models/{model}", dict.fromkeys(get, self._model))}
+        """Routes of paths that begin so, where no route has the whole path."""
+        if admin is not None:
+            self._add_admin(admin)
 
     def _add(
         self, path: str, methods: tuple[str, ...], endpoint: Endpoint, *, is_open: bool = False, is_logged: bool = True
     ) -> None:
         self._routes[path.encode()] = Route(path, dict.fromkeys(methods, endpoint), is_open, is_logged)
 
+    def _add_admin(self, admin: Admin) -> None:
+        def served(endpoint: AdminEndpoint) -> Endpoint:
+            return lambda exchange: endpoint(exchange, self._engine()[0].client)
+
+        def reads(name: str, endpoint: AdminEndpoint) -> Route:
+            return Route(name, dict.fromkeys(("GET", "HEAD"), served(endpoint)), is_admin=True)
+
+        limits = reads(LIMITS_PATH, admin.limits)
+        limits.methods["PATCH"] = served(admin.change_limits)
+        self._routes[LIMITS_PATH.encode()] = limits
+        self._routes[REQUESTS_PATH.encode()] = reads(REQUESTS_PATH, admin.requests)
+        self._prefixes[REQUEST_PATH.encode()] = reads(REQUEST_PATH + "{id}", admin.request)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
-        route = self._routes.get(exchange.path)
-        if route is None:
-            route = self._model_route if exchange.path.startswith(_MODEL_PATH) else self._unknown_route
+        route = self._routes.get(exchange.path) or self._route_by_prefix(exchange.path)
         try:
             await self._serve(exchange, route)
         except ClientGone:
@@ -93,8 +118,16 @@ class App:
         finally:
             self._note(exchange, route)
 
+    def _route_by_prefix(self, path: bytes) -> Route:
+        for prefix, route in self._prefixes.items():
+            if path.startswith(prefix):
+                return route
+        return self._unknown_route
+
     async def _serve(self, exchange: Exchange, route: Route) -> None:
-        if not route.is_open:
+        if route.is_admin:
+            self._access.check_admin(exchange.headers)
+        elif not route.is_open:
             exchange.principal = self._access.principal(exchange.headers)
         if route is self._unknown_route:
             raise ApiError(404, "There is nothing at this path.", code="unknown_path")

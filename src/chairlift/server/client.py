@@ -12,9 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
+from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, bad_request, internal, unavailable
+from chairlift.server.explanations import Explanations
 from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -24,6 +25,7 @@ from chairlift.wire import (
     FromWorker,
     Ready,
     Refused,
+    SetLimits,
     Step,
     decode_from_worker,
     encode,
@@ -83,7 +85,9 @@ class _Live:
 class EngineClient(asyncio.Protocol):
     """Speaks frames with one worker. Its life: connected, `ready`, then `dead` for good."""
 
-    def __init__(self, make_metrics: Callable[[Ready], ServingMetrics]) -> None:
+    def __init__(
+        self, make_metrics: Callable[[Ready], ServingMetrics], explanations: Explanations | None = None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         """Set by the worker's first frame; cancelled if it dies before."""
@@ -92,6 +96,8 @@ class EngineClient(asyncio.Protocol):
         self.metrics: ServingMetrics | None = None
         self.last_heard: float | None = None
         """The worker's own time (the machine's monotonic clock) in its last frame."""
+        self.explanations = explanations
+        """What became of the last requests, if anybody may ask."""
         self._make_metrics = make_metrics
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -129,6 +135,16 @@ class EngineClient(asyncio.Protocol):
         """Nobody listens any longer. Unknown and finished ids are ignored."""
         if self._live.pop(request_id, None) is not None and self._transport is not None and not self.dead.done():
             self._transport.write(encode(Abort(request_id)))
+
+    def set_limits(self, change: LimitChange) -> None:
+        """Change the engine's limits from its next step on.
+
+        Raises:
+            ApiError: 503, the worker is not there.
+        """
+        if self._transport is None or self.dead.done():
+            raise unavailable("The engine is not running.", "engine_unavailable")
+        self._transport.write(encode(SetLimits(change)))
 
     def drain(self) -> None:
         """Ask the worker to exit once everything is finished."""
@@ -222,6 +238,8 @@ class EngineClient(asyncio.Protocol):
         for finish in step.finishes:
             metrics.on_finish(finish)
             self._finished(finish)
+        if self.explanations is not None:
+            self.explanations.on_step(step.joined, step.finishes)
         stats = step.stats
         metrics.on_stats(stats)
         if stats.num_step_tokens:
@@ -247,6 +265,8 @@ class EngineClient(asyncio.Protocol):
             self._broken(finish.id)
 
     def _refused(self, refusal: Refused) -> None:
+        if self.explanations is not None:
+            self.explanations.on_refused(refusal.id)
         one = self._live.pop(refusal.id, None)
         if one is not None:
             code = "request_too_large" if refusal.never else None
@@ -268,6 +288,8 @@ class EngineClient(asyncio.Protocol):
             self.ready.cancel()
         if self.metrics is not None:
             self.metrics.on_engine_dead()
+        if self.explanations is not None:
+            self.explanations.on_engine_dead()
         lost, self._live = self._live, {}
         for one in lost.values():
             one.listener.fail(unavailable("The engine stopped before the answer was finished.", "engine_dead"))

@@ -23,6 +23,10 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    admin_api_keys: tuple[str, ...] = ()
+    """Open the admin routes and nothing else; without one there are no such routes."""
+    keep_explanations: int = 1000
+    """How many of the last answers the admin routes can explain."""
     served_model_names: tuple[str, ...] = ()
     """Names that requests may use; the first is the one that responses carry. Empty: the model's own name."""
     allowed_hosts: tuple[str, ...] = ()
@@ -46,10 +50,15 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidOption(f"port must be between 0 and 65535, not {self.port}")
-        if any(not key for key in self.api_keys):
+        keys = (*self.api_keys, *self.admin_api_keys)
+        if any(not key for key in keys):
             raise InvalidOption("an API key must not be empty")
-        if any(not key.isascii() or not key.isprintable() for key in self.api_keys):
+        if any(not key.isascii() or not key.isprintable() for key in keys):
             raise InvalidOption("an API key must be printable ASCII")
+        if set(self.api_keys) & set(self.admin_api_keys):
+            raise InvalidOption("an admin API key must not be an API key as well: clients could change limits with it")
+        if self.keep_explanations < 0:
+            raise InvalidOption("keep_explanations must be at least 0")
         if any(not name or not name.isprintable() for name in self.served_model_names):
             raise InvalidOption("a served model name must not be empty, nor hold anything that cannot be printed")
         for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):

@@ -47,6 +47,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
+    explain: bool | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):

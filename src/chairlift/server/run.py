@@ -23,9 +23,11 @@ import uvloop
 from chairlift.core.errors import EngineDead, InvalidModel
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
+from chairlift.server.admin import Admin
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import unavailable
+from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.greeting import base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
@@ -89,18 +91,22 @@ class _Service:
         self._signals = 0
         self._told = asyncio.Event()
         """Something happened: a signal, or the worker is lost."""
+        self._explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts),
+            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
+            admin=None if self._explanations is None else Admin(self._explanations),
         )
 
     async def run(self, http: HttpServer, port: int) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        _, client = await loop.create_unix_connection(lambda: EngineClient(self._metrics), sock=self._process.sock)
+        _, client = await loop.create_unix_connection(
+            lambda: EngineClient(self._metrics, self._explanations), sock=self._process.sock
+        )
         client.dead.add_done_callback(lambda _: self._told.set())
         await http.start()
         with ThreadPoolExecutor(_NUM_THREADS, "text") as pool:

@@ -85,9 +85,9 @@ class Shape:
         chunk |= {"finish_reason": _FINISH_REASONS[reason], "stop_reason": stop_reason}
         return self._event([chunk], usage)
 
-    def usage(self, usage: Usage) -> bytes:
-        """The event with the totals, which has no choices."""
-        return self._event([], usage)
+    def totals(self, usage: Usage | None, fields: dict[str, Any]) -> bytes:
+        """The event about all choices together, which has none itself."""
+        return self._event([], usage, fields)
 
     def choice(
         self,

@@ -52,6 +52,8 @@ class Presentation:
     skip_special_tokens: bool
     discard_output: bool = False
     """`max_tokens` 0 with `echo`: only the prompt's log-probabilities are wanted."""
+    explain: bool = False
+    """Say at the end what was decided about each answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +209,7 @@ def _presentation(
         return_token_ids=bool(body.return_token_ids),
         skip_special_tokens=body.skip_special_tokens is not False,
         discard_output=discard_output,
+        explain=bool(body.explain),
     )
 
 
