@@ -156,30 +156,6 @@ def test_fillers_feed_the_same_token_at_the_same_place_and_are_not_sampled() -> 
         rows.advance(plan, inputs.slots, [token])
 
 
-def test_a_row_that_fails_can_be_a_filler() -> None:
-    """It feeds what it fed when it failed; one that never sampled feeds anything, and writes nobody's block."""
-    rows = Rows(3, 2, BLOCK_SIZE)
-    first = StepPlan(
-        0,
-        joins=[join(0, [1, 2, 3]), join(1, [4, 5]), join(2, [6, 7, 8])],
-        block_slots=[0, 1, 2],
-        block_ids=[0, 1, 2],
-        chunks=[Chunk(0, 0, 3, True), Chunk(1, 0, 2, True), Chunk(2, 0, 2, False)],
-        num_chunk_tokens=7,
-    )
-    rows.apply(first)
-    rows.advance(first, rows.assemble(first, 7, 2).slots, [21, -1])
-    second = StepPlan(1, decodes=[0], fillers=[1, 2])
-    rows.apply(second)
-    inputs = rows.assemble(second, 4, 3)
-    assert pieces(inputs) == [([21], [3], 3, [1]), ([0], [2], 2, [2]), PADDING, PADDING, EMPTY]
-    assert second.num_tokens == 3 and num_outputs(second, rows) == 3 and inputs.num_fillers == 1
-    rows.advance(second, inputs.slots, [-1])
-    third = StepPlan(2, leaves=[1, 2], fillers=[0])
-    rows.apply(third)
-    assert pieces(rows.assemble(third, 1, 1)) == [([21], [3], 3, [1]), EMPTY]
-
-
 def test_generated_tokens_come_one_by_one_after_a_preemption() -> None:
     """As they did the first time, if they are a chunk of their own."""
     rows = Rows(2, 3, BLOCK_SIZE)

@@ -53,9 +53,7 @@ class ReferenceExecutor:
             slots.append(slot)
             logits.append(self._forward(slot, len(self._rows[slot].tokens) - 1, 1)[-1])
         for slot in plan.fillers:
-            row = self._rows[slot]
-            if len(row.tokens) > len(row.request.prompt):
-                self._forward(slot, len(row.tokens) - 1, 1)  # what it costs; nobody wants what it gives
+            self._forward(slot, len(self._rows[slot].tokens) - 1, 1)  # what it costs; nobody wants what it gives
         for chunk in plan.chunks:
             row = self._rows[chunk.slot]
             new = self._forward(chunk.slot, chunk.start, chunk.count)
@@ -70,8 +68,7 @@ class ReferenceExecutor:
             sampled = self._sampler.sample(slots, np.stack(logits), None)
             result.tokens, result.logprobs, result.errors = sampled.tokens, sampled.logprobs, sampled.errors
             for slot, token in zip(slots, sampled.tokens, strict=True):
-                if slot not in sampled.errors:
-                    self._rows[slot].tokens.append(token)
+                self._rows[slot].tokens.append(token)
         return result
 
     def _forward(self, slot: int, start: int, count: int) -> Floats:

@@ -93,7 +93,6 @@ class Rows:
             self._num_prompt[join.slot] = len(join.request.prompt)
             self._num_top[join.slot] = join.request.params.prompt_logprobs or 0
             self.num_blocks[join.slot] = 0
-            self.last_token[join.slot] = 0
         if plan.block_slots:
             slots = np.array(plan.block_slots, np.int64)
             order = np.argsort(slots, kind="stable")
@@ -109,15 +108,13 @@ class Rows:
         Raises:
             IndexError: a position lies past its slot's block table. The plan is wrong; never clamp.
         """
-        fillers = self._fillers(plan)
-        singles = np.array([*plan.decodes, *fillers], np.int64)
+        singles = np.array([*plan.decodes, *plan.fillers], np.int64)
         chunks = [run for chunk in plan.chunks for run in self._runs(chunk)]
         num_singles = len(singles)
-        num_new = num_singles + plan.num_chunk_tokens
         lone = num_singles + np.array(self._lone(chunks)[: num_tokens - plan.num_tokens], np.int64)
-        num_padding = num_tokens - num_new - len(lone)
+        num_padding = num_tokens - plan.num_tokens - len(lone)
         num_seqs = num_singles + len(chunks)
-        has_idle = num_new == num_seqs and not len(lone)
+        has_idle = plan.num_tokens == num_seqs and not len(lone)
 
         slots = np.concatenate((singles, np.array([c.slot for c in chunks], np.int64)))
         past_lens = np.zeros(num_seqs + num_padding + has_idle, np.int32)
@@ -175,13 +172,9 @@ class Rows:
             int(context.max()),
             output_rows,
             slots[samples],
-            len(fillers),
+            len(plan.fillers),
             num_scored,
         )
-
-    def _fillers(self, plan: StepPlan) -> list[int]:
-        """The fillers that have something to feed. One that ended before it sampled is computed as padding."""
-        return [slot for slot in plan.fillers if self._tokens[slot] is None]
 
     def _runs(self, chunk: Chunk) -> list[Chunk]:
         """The sequences that a chunk becomes: one, or one for each generated token."""
@@ -210,13 +203,10 @@ class Rows:
     def advance(self, plan: StepPlan, slots: NDArray[np.int64], tokens: list[int]) -> None:
         """The plan was computed and `tokens` were sampled for `slots`: the decodes, then the sampling chunks.
 
-        Fillers stay as they are, and a row that failed, with a token of -1, as it was: it may become one.
+        Fillers stay as they are.
         """
-        given = np.array(tokens, np.int32)
-        is_given = given >= 0
-        self.last_token[slots[is_given]] = given[is_given]
-        num_decodes = len(plan.decodes)
-        self.computed[slots[:num_decodes]] += is_given[:num_decodes]
+        self.last_token[slots] = tokens
+        self.computed[slots[: len(plan.decodes)]] += 1
         for chunk in plan.chunks:
             if chunk.samples:
                 self.computed[chunk.slot] = chunk.start + chunk.count
