@@ -15,6 +15,7 @@ from typing import Any
 
 import uvloop
 
+from chairlift.core.admission import Admission
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
@@ -44,6 +45,7 @@ class RunningServer:
         self.explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
         self._client_sock = client_sock
         self._text = text
+        self.admission: Admission
         self.client: EngineClient
         self.app: App
         self.generation: Generation
@@ -60,10 +62,11 @@ class RunningServer:
     async def _start(self) -> None:
         client_sock = self._client_sock
         client_sock.setblocking(False)
-        _, self.client = await self.loop.create_unix_connection(
-            lambda: EngineClient(_metrics, self.explanations), sock=client_sock
-        )
         options = self.options
+        self.admission = Admission(options.admission, policy=options.scheduling_policy)
+        _, self.client = await self.loop.create_unix_connection(
+            lambda: EngineClient(_metrics, self.explanations, self.admission), sock=client_sock
+        )
         self.app = App(
             Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
             time.monotonic,
@@ -90,6 +93,7 @@ class RunningServer:
             time.time,
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
+            overload_status=options.overload_status,
         )
         self.app.serving = engine, self.generation
         self.baseline_tasks = len(asyncio.all_tasks())
@@ -133,6 +137,7 @@ class RunningServer:
         until(lambda: not self.worker.running and not self.worker.waiting)
         until(lambda: self.num_tasks() <= 0)
         assert self.worker.num_used_blocks == 0
+        assert (self.admission.num_live, self.admission.num_queued, self.admission.num_principals) == (0, 0, 0)
 
     # ------------------------------------------------------------ requests
 

@@ -27,6 +27,7 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 
+from chairlift.core.admission import RefusalReason
 from chairlift.core.explain import missed
 from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics import buckets
@@ -51,6 +52,7 @@ class ServingMetrics:
         self.num_deadlines_exceeded = {"ttft": 0, "e2e": 0}
         self.num_disconnects = 0
         self.num_slow_readers = 0
+        self.num_rejections = dict.fromkeys(RefusalReason, 0)
         self._responses: dict[tuple[str, int], int] = {}
 
         tokens = buckets.token_edges(max_model_len)
@@ -123,6 +125,10 @@ class ServingMetrics:
         if finish.num_output_tokens > 1:
             decode_s = finish.finished - finish.first_token
             self.time_per_output_token.observe(decode_s / (finish.num_output_tokens - 1))
+
+    def on_rejection(self, reason: RefusalReason) -> None:
+        """Admission refused a request for now."""
+        self.num_rejections[reason] += 1
 
     def on_response(self, route: str, status: int) -> None:
         """An HTTP response began. `route` is the name of a known route, never what a client typed."""
@@ -204,6 +210,8 @@ class ServingMetrics:
         yield self._family(
             "chairlift:deadline_exceeded", "Choices whose first token or end came too late.", ("kind",), exceeded
         )
+        rejections = [((refusal.value,), count) for refusal, count in self.num_rejections.items()]
+        yield self._family("vllm:admission_rejections", "Requests refused for now, by reason.", ("reason",), rejections)
         responses = [((route, str(status)), count) for (route, status), count in sorted(self._responses.items())]
         yield self._family("chairlift:http_responses", "HTTP responses.", ("route", "status"), responses)
 

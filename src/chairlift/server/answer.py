@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from chairlift.core.explain import unnamed
+from chairlift.core.admission import Ticket
+from chairlift.core.explain import missed, unnamed
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, StreamedChoice
 from chairlift.server.client import Choice, EngineClient
-from chairlift.server.errors import ApiError, internal, unavailable
+from chairlift.server.errors import ApiError, deadline_exceeded, internal, unavailable
 from chairlift.server.explanations import explained
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
@@ -71,8 +72,14 @@ class Answer:
         self._reasons: set[str] = set()
         self._left = False
 
-    def submit(self, asked: Sequence[Asked], requests: Sequence[Request], open_text: Callable[[], TokenText]) -> None:
-        """Hand everything to the engine; choice numbers run through all prompts.
+    def submit(
+        self,
+        asked: Sequence[Asked],
+        requests: Sequence[Request],
+        tickets: Sequence[Ticket],
+        open_text: Callable[[], TokenText],
+    ) -> None:
+        """Hand everything to the engine, each with its place; choice numbers run through all prompts.
 
         Raises:
             ApiError: 503, the engine is not there.
@@ -85,9 +92,9 @@ class Answer:
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
             parts.append((request, _Part(self, one, choices)))
-        for request, part in parts:
+        for (request, part), ticket in zip(parts, tickets, strict=True):
             self._ids.append(request.id)
-            self._client.submit(request, part)
+            self._client.submit(request, part, ticket)
         if self._client.explanations is not None:
             self._client.explanations.expect(self._shape.id, self._shape.created, requests)
 
@@ -148,6 +155,9 @@ class Answer:
             return
         if finish.reason is FinishReason.ABORT:
             self.fail(unavailable("The engine ended the request before it was finished.", "aborted"))
+            return
+        if finish.reason is FinishReason.DEADLINE:
+            self.fail(deadline_exceeded(missed(finish), finish.error))
             return
         if self._show.explain:
             self._finishes.append(finish)

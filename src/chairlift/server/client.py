@@ -12,9 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
+from chairlift.core.admission import Admission, Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
-from chairlift.server.errors import ApiError, bad_request, internal, unavailable
+from chairlift.server.errors import ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.wire import (
     MAX_FRAME_BYTES,
@@ -71,22 +72,26 @@ class Listener(Protocol):
 class _Live:
     """A request in the worker's hands."""
 
-    __slots__ = ("arrival", "choices", "listener", "num_open", "num_prompt_tokens", "prefilled")
+    __slots__ = ("arrival", "choices", "listener", "num_open", "num_prompt_tokens", "prefilled", "ticket")
 
-    def __init__(self, request: Request, listener: Listener) -> None:
+    def __init__(self, request: Request, listener: Listener, ticket: Ticket | None) -> None:
         self.listener = listener
         self.choices = listener.choices
         self.num_open = request.n
         self.arrival = request.arrival
         self.num_prompt_tokens = len(request.prompt)
         self.prefilled = False
+        self.ticket = ticket
 
 
 class EngineClient(asyncio.Protocol):
     """Speaks frames with one worker. Its life: connected, `ready`, then `dead` for good."""
 
     def __init__(
-        self, make_metrics: Callable[[Ready], ServingMetrics], explanations: Explanations | None = None
+        self,
+        make_metrics: Callable[[Ready], ServingMetrics],
+        explanations: Explanations | None = None,
+        admission: Admission | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
@@ -98,6 +103,8 @@ class EngineClient(asyncio.Protocol):
         """The worker's own time (the machine's monotonic clock) in its last frame."""
         self.explanations = explanations
         """What became of the last requests, if anybody may ask."""
+        self.admission = admission if admission is not None else Admission()
+        """Who may enter; hears from here what becomes of them."""
         self._make_metrics = make_metrics
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -116,15 +123,15 @@ class EngineClient(asyncio.Protocol):
         self._next_id += 1
         return self._next_id
 
-    def submit(self, request: Request, listener: Listener) -> None:
-        """Hand a request over. Whatever happens to it, the listener hears.
+    def submit(self, request: Request, listener: Listener, ticket: Ticket | None = None) -> None:
+        """Hand a request over. Whatever happens to it, the listener hears, and its place is given back.
 
         Raises:
             ApiError: 503, the worker is not there.
         """
         if self._transport is None or self.dead.done() or self.metrics is None:
             raise unavailable("The engine is not running.", "engine_unavailable")
-        self._live[request.id] = _Live(request, listener)
+        self._live[request.id] = _Live(request, listener, ticket)
         self._transport.write(encode(Add(request)))
         max_tokens = request.params.max_tokens
         if max_tokens is None:
@@ -133,7 +140,11 @@ class EngineClient(asyncio.Protocol):
 
     def abort(self, request_id: int) -> None:
         """Nobody listens any longer. Unknown and finished ids are ignored."""
-        if self._live.pop(request_id, None) is not None and self._transport is not None and not self.dead.done():
+        one = self._live.pop(request_id, None)
+        if one is None:
+            return
+        self._give_back(one)
+        if self._transport is not None and not self.dead.done():
             self._transport.write(encode(Abort(request_id)))
 
     def set_limits(self, change: LimitChange) -> None:
@@ -194,6 +205,7 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, Ready):
             if self.metrics is None and not self.dead.done():
                 self.metrics = self._make_metrics(message)
+                self.admission.open(message.max_num_seqs)
                 self.ready.set_result(message)
         elif isinstance(message, Failed):
             self._die(message.message)
@@ -204,6 +216,9 @@ class EngineClient(asyncio.Protocol):
         if metrics is None:
             return
         live = self._live
+        for request_id in step.joined:
+            if (one := live.get(request_id)) is not None and one.ticket is not None:
+                self.admission.started(one.ticket, now)
         for request_id, index, logprob in step.logprobs:
             if (one := live.get(request_id)) is not None:
                 one.choices[index].score(logprob)
@@ -241,6 +256,7 @@ class EngineClient(asyncio.Protocol):
         if self.explanations is not None:
             self.explanations.on_step(step.joined, step.finishes)
         stats = step.stats
+        self.admission.observe(stats, now)
         metrics.on_stats(stats)
         if stats.num_step_tokens:
             metrics.on_step(stats.num_step_tokens, stats.step_s)
@@ -249,6 +265,8 @@ class EngineClient(asyncio.Protocol):
         metrics.on_first_token(now - one.arrival)
         if not one.prefilled:
             one.prefilled = True
+            if one.ticket is not None:
+                self.admission.started(one.ticket, now)
             metrics.on_prefilled(one.num_prompt_tokens)
 
     def _finished(self, finish: Finish) -> None:
@@ -258,6 +276,7 @@ class EngineClient(asyncio.Protocol):
         one.num_open -= 1
         if one.num_open == 0:
             del self._live[finish.id]
+            self._give_back(one)
         try:
             one.choices[finish.choice].finish(finish)
         except Exception:
@@ -269,8 +288,14 @@ class EngineClient(asyncio.Protocol):
             self.explanations.on_refused(refusal.id)
         one = self._live.pop(refusal.id, None)
         if one is not None:
-            code = "request_too_large" if refusal.never else None
-            one.listener.fail(bad_request(refusal.message, refusal.param, code))
+            self._give_back(one)
+            make = never_fits if refusal.never else bad_request
+            one.listener.fail(make(refusal.message, refusal.param))
+
+    def _give_back(self, one: _Live) -> None:
+        """Its place in the queue or in a slot."""
+        if one.ticket is not None:
+            self.admission.ended(one.ticket, self.last_heard or 0.0)
 
     def _broken(self, request_id: int) -> None:
         """A listener raised: it loses its request, and nobody else does."""
@@ -291,5 +316,7 @@ class EngineClient(asyncio.Protocol):
         if self.explanations is not None:
             self.explanations.on_engine_dead()
         lost, self._live = self._live, {}
+        for one in lost.values():
+            self._give_back(one)
         for one in lost.values():
             one.listener.fail(unavailable("The engine stopped before the answer was finished.", "engine_dead"))

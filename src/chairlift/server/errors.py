@@ -5,21 +5,32 @@ Text in a body is written for the client: never a path, an address or a tracebac
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import msgspec
 
-from chairlift.core.errors import InvalidRequest, NeverFits
+from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
 
 MAX_MESSAGE_CHARS = 1024
 
 RETRY_AFTER_S = 1
-"""What a client that was refused for now is told to wait, in seconds."""
+"""What a client that was refused for now is told to wait, in seconds, where nothing better is known."""
+
+MAX_RETRY_AFTER_S = 120
+"""Longer waits are ignored by the usual clients."""
+
+DO_NOT_RETRY = ((b"x-should-retry", b"false"),)
+"""Tells the usual clients that asking again gives the same answer."""
 
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
 
 
@@ -34,6 +45,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        more: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -41,6 +53,8 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers
+        self.more = more or {}
+        """Further fields of the error in the body."""
 
     def body(self) -> bytes:
         """The JSON body."""
@@ -49,6 +63,7 @@ class ApiError(Exception):
             "type": _TYPES.get(self.status, "invalid_request_error"),
             "param": self.param,
             "code": self.code,
+            **self.more,
         }
         return msgspec.json.encode({"error": error})
 
@@ -62,10 +77,37 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def never_fits(message: str, param: str | None, code: str = "request_too_large") -> ApiError:
+    """The request is larger than anything that can be served here."""
+    return ApiError(400, message, param=param, code=code, headers=DO_NOT_RETRY)
+
+
 def from_invalid(error: InvalidRequest) -> ApiError:
     """The core's refusal as a response."""
-    code = "request_too_large" if isinstance(error, NeverFits) else None
-    return bad_request(str(error), error.param, code)
+    make = never_fits if isinstance(error, NeverFits) else bad_request
+    return make(str(error), error.param)
+
+
+def overloaded(error: Overloaded, status: int) -> ApiError:
+    """Refused for now by admission; `status` is 429 or 503, as the server's owner likes it."""
+    wait_s = min(max(RETRY_AFTER_S if error.wait_s is None else error.wait_s, 0.001), MAX_RETRY_AFTER_S)
+    wait_ms = math.ceil(wait_s * 1000)
+    return ApiError(
+        status,
+        str(error),
+        code=error.reason,
+        headers=(
+            (b"retry-after", b"%d" % math.ceil(wait_s)),
+            (b"retry-after-ms", b"%d" % wait_ms),
+            (b"x-should-retry", b"true"),
+        ),
+        more={"estimated_wait_ms": None if error.wait_s is None else round(error.wait_s * 1000)},
+    )
+
+
+def deadline_exceeded(kind: str, text: str | None) -> ApiError:
+    """The first token (`kind` is "ttft") or the end ("e2e") did not come by when it was wanted."""
+    return ApiError(504, text or f"{kind} deadline: missed", code=f"{kind}_deadline_exceeded", headers=DO_NOT_RETRY)
 
 
 def unavailable(message: str, code: str) -> ApiError:

@@ -1,32 +1,41 @@
 """POST /v1/completions and /v1/chat/completions: from a body to tokens in the engine, and from tokens to the client.
 
-    body -> validate -> tokens that fit -> engine ... steps ... -> text -> bytes -> client
-            `--- on a thread if the body is large ---'
+    body -> validate -> admission -> tokens that fit -> engine ... steps ... -> text -> bytes -> client
+            `-- and --------------------------'
+                on a thread if the body is large
 
-Whatever happens, leaving this code aborts what was submitted: a client that left, a bug, a shutdown.
+Whatever happens, leaving this code aborts what was submitted and gives back every place that admission gave: a client
+that left, a bug, a shutdown.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from typing import TypeVar
 
+from chairlift.core.admission import Admission, RefusalReason, Ticket
+from chairlift.core.errors import NeverFits, Overloaded
 from chairlift.core.types import Request
 from chairlift.server import validate
 from chairlift.server.answer import Answer
 from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
-from chairlift.server.errors import ApiError
+from chairlift.server.errors import ApiError, from_invalid, overloaded
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
+from chairlift.server.identity import principal_name, tenant_name
 from chairlift.server.json_body import read_object
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
-from chairlift.server.prompts import Fitted, fit
+from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.shapes import Shape
+
+T = TypeVar("T")
 
 INLINE_BYTES = 16 << 10
 """Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
@@ -48,6 +57,20 @@ class Engine:
     """When it was loaded, in seconds since 1970."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A request that has its place, before it is tokenised."""
+
+    asked: validate.Validated
+    principal: str
+    tenant: str
+    arrival: float
+    ttft_deadline: float | None
+    e2e_deadline: float | None
+    tickets: Sequence[Ticket]
+    """One per prompt."""
+
+
 class Generation:
     """Serves one engine; knows every answer in flight."""
 
@@ -60,6 +83,7 @@ class Generation:
         *,
         max_body_bytes: int,
         max_pending_bytes: int,
+        overload_status: int = 429,
     ) -> None:
         self._engine = engine
         self._pool = pool
@@ -67,7 +91,13 @@ class Generation:
         self._wall_clock = wall_clock
         self._max_body_bytes = max_body_bytes
         self._max_pending_bytes = max_pending_bytes
+        self._overload_status = overload_status
         self._answers: set[Answer] = set()
+
+    @property
+    def admission(self) -> Admission:
+        """Who may enter; its limits may be changed while serving."""
+        return self._engine.client.admission
 
     def fail_all(self, error: ApiError) -> None:
         """End every answer in flight with `error`."""
@@ -83,9 +113,80 @@ class Generation:
         """
         arrival = self._clock()
         body = await exchange.body(self._max_body_bytes)
-        prepare = partial(self._prepare, body, chat)
         inline = len(body) <= INLINE_BYTES
-        fitted = prepare() if inline else await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
+        principal = principal_name(exchange.principal)
+        with self._refusals():
+            self.admission.check_room(principal)
+        asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
+        admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
+        try:
+            fitted = await self._run(partial(fit, asked, self._engine.text, self._engine.max_model_len), inline)
+            for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
+                self.admission.tokenised(ticket, len(prompt))
+            await self._generate(exchange, admitted, fitted, inline)
+        finally:
+            now = self._clock()
+            for ticket in admitted.tickets:
+                self.admission.ended(ticket, now)
+
+    async def _run(self, work: Callable[[], T], inline: bool) -> T:
+        """Here if it is little, else on a thread."""
+        return work() if inline else await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def _prepare(self, body: bytes, chat: bool) -> tuple[validate.Validated, list[int]]:
+        """What a body asks for, and about how many tokens its prompts have; on any thread.
+
+        Raises:
+            ApiError: everything that can be found wrong before there are tokens.
+        """
+        content = read_object(body)
+        name = validate.model_name(content)
+        if name is not None and name not in self._engine.served_names:
+            raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+        check = validate.chat if chat else validate.completion
+        asked = check(content, self._engine.text.sampling_defaults)
+        return asked, estimated_tokens(asked, self._engine.max_model_len)
+
+    def _admit(
+        self, exchange: Exchange, asked: validate.Validated, nums_tokens: list[int], principal: str, arrival: float
+    ) -> Admitted:
+        """Raises an ApiError if there is no place for it."""
+        tenant = tenant_name(exchange.headers, asked.user)
+        ttft_deadline = None if asked.ttft_deadline_s is None else arrival + asked.ttft_deadline_s
+        e2e_deadline = None if asked.e2e_deadline_s is None else arrival + asked.e2e_deadline_s
+        with self._refusals():
+            tickets = self.admission.admit(
+                principal,
+                nums_tokens,
+                self._clock(),
+                n=asked.n,
+                priority=asked.priority,
+                ttft_deadline=ttft_deadline,
+                e2e_deadline=e2e_deadline,
+            )
+        return Admitted(
+            asked=asked,
+            principal=principal,
+            tenant=tenant,
+            arrival=arrival,
+            ttft_deadline=ttft_deadline,
+            e2e_deadline=e2e_deadline,
+            tickets=tickets,
+        )
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """What admission refuses, as a response."""
+        try:
+            yield
+        except Overloaded as error:
+            if self._engine.client.metrics is not None:
+                self._engine.client.metrics.on_rejection(RefusalReason(error.reason))
+            raise overloaded(error, self._overload_status) from None
+        except NeverFits as error:
+            raise from_invalid(error) from None
+
+    async def _generate(self, exchange: Exchange, admitted: Admitted, fitted: Fitted, inline: bool) -> None:
         answer, asked = self._answer(exchange, fitted)
         watcher = asyncio.create_task(self._watch(exchange, answer))
         self._answers.add(answer)
@@ -96,7 +197,7 @@ class Generation:
                     raise ClientGone
             show = fitted.asked.show
             open_text = self._engine.text.streams(fitted.asked.params, skip_special_tokens=show.skip_special_tokens)
-            answer.submit(asked, self._requests(exchange, fitted, arrival), open_text)
+            answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:
                 await _stream(exchange, answer)
             else:
@@ -105,17 +206,7 @@ class Generation:
             watcher.cancel()
             self._answers.discard(answer)
             answer.leave()
-            exchange.note = answer.summary(arrival, self._clock())
-
-    def _prepare(self, body: bytes, chat: bool) -> Fitted:
-        """Everything that can be found wrong with a request before the engine sees it; on any thread."""
-        content = read_object(body)
-        name = validate.model_name(content)
-        if name is not None and name not in self._engine.served_names:
-            raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
-        check = validate.chat if chat else validate.completion
-        asked = check(content, self._engine.text.sampling_defaults)
-        return fit(asked, self._engine.text, self._engine.max_model_len)
+            exchange.note = answer.summary(admitted.arrival, self._clock())
 
     def _answer(self, exchange: Exchange, fitted: Fitted) -> tuple[Answer, list[Asked]]:
         asked, show = fitted.asked, fitted.asked.show
@@ -142,7 +233,7 @@ class Generation:
             for prompt in fitted.prompts
         ]
 
-    def _requests(self, exchange: Exchange, fitted: Fitted, arrival: float) -> list[Request]:
+    def _requests(self, exchange: Exchange, admitted: Admitted, fitted: Fitted) -> list[Request]:
         asked, engine = fitted.asked, self._engine
         salt = _salt(exchange.principal, asked.cache_salt)
         return [
@@ -150,11 +241,15 @@ class Generation:
                 id=engine.client.new_id(),
                 prompt=prompt,
                 params=params,
-                arrival=arrival,
+                arrival=admitted.arrival,
                 n=asked.n,
                 eos_token_ids=engine.text.eos_token_ids,
                 priority=asked.priority,
                 salt=salt,
+                principal=admitted.principal,
+                tenant=admitted.tenant,
+                ttft_deadline=admitted.ttft_deadline,
+                e2e_deadline=admitted.e2e_deadline,
             )
             for prompt, params in zip(fitted.prompts, fitted.params, strict=True)
         ]

@@ -5,7 +5,14 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+from chairlift.core.admission import AdmissionLimits
 from chairlift.core.errors import InvalidOption
+from chairlift.core.policy import OrderName
+
+DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=1024)
+"""Eight times the default number of slots: longer than anybody waits, and a queue without a bound fills the memory."""
+
+OVERLOAD_STATUSES = (429, 503)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +53,11 @@ class ServerOptions:
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
+    admission: AdmissionLimits = DEFAULT_ADMISSION
+    overload_status: int = 429
+    """Of the response to a request that is refused for now."""
+    scheduling_policy: OrderName = "fcfs"
+    """The engine's, by which the wait of a request with a deadline is estimated."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -67,6 +79,8 @@ class ServerOptions:
         for name in ("receive_timeout_s", "keep_alive_timeout_s", "write_timeout_s", "stall_timeout_s"):
             if not getattr(self, name) > 0:
                 raise InvalidOption(f"{name} must be above 0")
+        if self.overload_status not in OVERLOAD_STATUSES:
+            raise InvalidOption(f"overload_status must be 429 or 503, not {self.overload_status}")
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
         if not self.api_keys and not is_loopback(self.host):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import SamplingParams
-from chairlift.server.errors import bad_request, from_invalid
+from chairlift.server.errors import bad_request, from_invalid, never_fits
 from chairlift.server.ports import PromptTokens
 from chairlift.server.validate import Prompt, Validated
 
@@ -17,6 +17,11 @@ PROBE_CHARS_PER_TOKEN = 16
 """A text with more characters per token of context than this is probed before it is encoded as a whole."""
 MAX_TRUNCATED_CHARS = 1 << 20
 """Longest text that may be encoded for its end alone."""
+
+BYTES_PER_TOKEN = 4
+"""Of ordinary text in ordinary vocabularies: what a text is taken for until it is encoded."""
+TOKENS_PER_MESSAGE = 8
+"""What a chat template adds."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,6 +47,21 @@ def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
         prompts.append(ids)
         params.append(_fitted_params(len(ids), asked, max_model_len))
     return Fitted(asked, prompts, params)
+
+
+def estimated_tokens(asked: Validated, max_model_len: int) -> list[int]:
+    """About how many tokens each prompt has, found without encoding; nothing that is served has more than fit."""
+    most = max_model_len if asked.truncate_to is None or asked.truncate_to < 0 else asked.truncate_to
+    return [max(1, min(most, _estimated(prompt))) for prompt in asked.prompts]
+
+
+def _estimated(prompt: Prompt) -> int:
+    if isinstance(prompt, str):
+        return len(prompt.encode()) // BYTES_PER_TOKEN
+    return sum(
+        1 if isinstance(one, int) else TOKENS_PER_MESSAGE + len(one["content"].encode()) // BYTES_PER_TOKEN
+        for one in prompt
+    )
 
 
 def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_len: int) -> list[int]:
@@ -77,7 +97,7 @@ def _probe(text: str, asked: Validated, tokens: PromptTokens, max_model_len: int
     while size < len(text):
         num_tokens = len(tokens.encode(text[:size], add_special_tokens=False))
         if num_tokens > 2 * max_model_len:
-            raise bad_request(
+            raise never_fits(
                 f"This model's maximum context length is {max_model_len} tokens. However, your prompt has more than "
                 f"{num_tokens} tokens. Please reduce the length of the prompt.",
                 "prompt",
@@ -100,7 +120,7 @@ def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> Sam
     left = max_model_len - num_prompt
     what = "messages" if asked.show.chat else "prompt"
     if left < 1:
-        raise bad_request(
+        raise never_fits(
             f"This model's maximum context length is {max_model_len} tokens. However, your {what} has {num_prompt} "
             f"tokens, which leaves none for an answer. Please reduce the length of the {what}.",
             what,
@@ -109,7 +129,7 @@ def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> Sam
     max_tokens = params.max_tokens
     if max_tokens is not None and max_tokens > left:
         if not asked.clip_max_tokens:
-            raise bad_request(
+            raise never_fits(
                 f"This model's maximum context length is {max_model_len} tokens. However, you requested "
                 f"{num_prompt + max_tokens} tokens ({num_prompt} in the {what}, {max_tokens} in the completion). "
                 f"Please reduce the length of the {what} or completion.",

@@ -47,6 +47,10 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    ttft_deadline_ms: float | None = None
+    e2e_deadline_ms: float | None = None
     explain: bool | None = None
 
 

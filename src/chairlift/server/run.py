@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import uvloop
 
+from chairlift.core.admission import Admission
 from chairlift.core.errors import EngineDead, InvalidModel
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
@@ -104,8 +105,9 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        admission = Admission(self._options.admission, policy=self._options.scheduling_policy)
         _, client = await loop.create_unix_connection(
-            lambda: EngineClient(self._metrics, self._explanations), sock=self._process.sock
+            lambda: EngineClient(self._metrics, self._explanations, admission), sock=self._process.sock
         )
         client.dead.add_done_callback(lambda _: self._told.set())
         await http.start()
@@ -155,6 +157,7 @@ class _Service:
             time.time,
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
+            overload_status=options.overload_status,
         )
         self.app.serving = engine, generation
         return ready

@@ -5,6 +5,7 @@ Everything that one request may ask for in numbers is bounded here, before anyth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import MAX_LOGPROBS, SamplingParams
 from chairlift.server.errors import bad_request, from_invalid
+from chairlift.server.identity import MAX_TENANT_CHARS
 from chairlift.server.json_body import convert
 from chairlift.server.protocol import HARMLESS, ChatBody, CompletionBody, Message, SamplingFields
 
@@ -71,6 +73,11 @@ class Validated:
     add_generation_prompt: bool
     priority: int
     cache_salt: str
+    user: str
+    """Whom the client asks for: a part of its own traffic."""
+    ttft_deadline_s: float | None
+    e2e_deadline_s: float | None
+    """Deadlines count from the arrival."""
     request_id: str | None
     shows_prompt_logprobs: bool
     """As a field of their own; `echo` may want the scores for its own shape only."""
@@ -242,10 +249,31 @@ def _validated(
         add_generation_prompt=add_generation_prompt,
         priority=_or(body.priority, 0),
         cache_salt=body.cache_salt or "",
+        user=_user(body),
+        ttft_deadline_s=_deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
+        e2e_deadline_s=_deadline_s("e2e_deadline_ms", body.e2e_deadline_ms),
         request_id=body.request_id,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         show=show,
     )
+
+
+def _user(body: SamplingFields) -> str:
+    for name in ("user", "safety_identifier"):
+        value = getattr(body, name) or ""
+        if len(value) > MAX_TENANT_CHARS:
+            raise bad_request(f"{name} must have at most {MAX_TENANT_CHARS} characters", name)
+        if value:
+            return str(value)
+    return ""
+
+
+def _deadline_s(name: str, value_ms: float | None) -> float | None:
+    if value_ms is None:
+        return None
+    if not (value_ms > 0 and math.isfinite(value_ms)):
+        raise bad_request(f"{name} must be a finite number above 0", name)
+    return value_ms / 1000
 
 
 def _completion_prompts(body: CompletionBody) -> list[Prompt]:

@@ -1,0 +1,35 @@
+"""Who asks, as the scheduler knows them: a principal by their key, a tenant by what they say."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from chairlift.server.errors import bad_request
+
+MAX_TENANT_CHARS = 128
+
+TENANT_HEADERS = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")
+"""What gateways call it; they know better than the body."""
+
+
+def principal_name(digest: bytes) -> str:
+    """A name for a key, from its digest: the same in every run, fit for logs and weights, and no way back.
+
+    The first 16 hexadecimal digits of SHA-256 of SHA-256 of the key; empty for a server without keys.
+    """
+    return sha256(digest).hexdigest()[:16] if digest else ""
+
+
+def tenant_name(headers: dict[bytes, bytes], user: str) -> str:
+    """The part of a principal's traffic that a request belongs to; it counts inside the principal's share only.
+
+    Raises:
+        ApiError: 400 for a name that is too long.
+    """
+    for header in TENANT_HEADERS:
+        name = headers.get(header, b"").decode("latin-1").strip()
+        if len(name) > MAX_TENANT_CHARS:
+            raise bad_request(f"{header.decode()} must have at most {MAX_TENANT_CHARS} characters")
+        if name:
+            return name
+    return user
