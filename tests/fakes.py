@@ -165,11 +165,14 @@ class FakeExecutor:
             self.fail_step(plan)
         self._check_counts(plan)
         # Everybody reads before anybody writes: rows are computed side by side.
-        for slot in plan.decodes:
+        for slot in (*plan.decodes, *plan.fillers):
             self._check_decode(self._row(slot))
         for chunk in plan.chunks:
             self._check_chunk(chunk, self._row(chunk.slot))
         result = StepResult([])
+        for slot in plan.fillers:
+            row = self._rows[slot]
+            self._write(row, len(row.tokens) - 1, row.digests[-1])
         for slot in plan.decodes:
             row = self._rows[slot]
             self._compute_row(slot, row, len(row.tokens) - 1, 1, True, result)
@@ -185,10 +188,8 @@ class FakeExecutor:
     def _compute_row(self, slot: int, row: _Row, start: int, count: int, samples: bool, result: StepResult) -> None:
         """Fill the cells of `count` tokens and sample after the last; a row that fails leaves nothing there."""
         reason = self.fail_row(row.request) if self.fail_row is not None else None
-        size = self.cache.block_size
         for position in range(start, start + count):
-            cell = row.digests[position] if reason is None else _NOTHING
-            self._cells[row.table[position // size]][position % size] = cell
+            self._write(row, position, row.digests[position] if reason is None else _NOTHING)
         row.computed = start + count
         self.num_computed += count
         if reason is not None:
@@ -197,6 +198,10 @@ class FakeExecutor:
                 result.tokens.append(-1)
         elif samples:
             self._sample(slot, row, result)
+
+    def _write(self, row: _Row, position: int, content: int) -> None:
+        size = self.cache.block_size
+        self._cells[row.table[position // size]][position % size] = content
 
     def _sample(self, slot: int, row: _Row, result: StepResult) -> None:
         token = sampled(row.digests[-1], row.request, row.choice)
@@ -210,12 +215,14 @@ class FakeExecutor:
     # ------------------------------------------------------------ what a plan must be
 
     def _check_counts(self, plan: StepPlan) -> None:
-        slots = [*plan.decodes, *(chunk.slot for chunk in plan.chunks)]
+        slots = [*plan.decodes, *plan.fillers, *(chunk.slot for chunk in plan.chunks)]
         self._require(len(set(slots)) == len(slots), "a slot is twice in one step")
         self._require(bool(slots), "a step computes nothing")
         num_chunk_tokens = sum(chunk.count for chunk in plan.chunks)
         self._require(num_chunk_tokens == plan.num_chunk_tokens, "the plan's sum of chunks is wrong")
-        num_context_tokens = sum(len(self._row(slot).tokens) - 1 for slot in plan.decodes)
+        num_pairs = sum(c.count * c.start + c.count * (c.count + 1) // 2 for c in plan.chunks)
+        self._require(num_pairs == plan.num_chunk_pairs, "the plan's sum of pairs is wrong")
+        num_context_tokens = sum(len(self._row(slot).tokens) - 1 for slot in (*plan.decodes, *plan.fillers))
         self._require(num_context_tokens == plan.num_context_tokens, "the plan's sum of contexts is wrong")
 
     def _check_decode(self, row: _Row) -> None:

@@ -20,65 +20,119 @@ def check_invariants(scheduler: Scheduler) -> None:
     Raises:
         AssertionError: with the invariant that does not hold.
     """
-    sequences = live_sequences(scheduler)
-    check_blocks(scheduler, sequences)
+    live = live_sequences(scheduler)
+    held = scheduler._running.held
+    check_slots(scheduler, [*live, *held])
+    check_blocks(scheduler, [*live, *held])
+    check_queue(scheduler, live)
+    check_counts(scheduler, live, held)
+    for s in live:
+        check_sequence(scheduler, s)
+    for s in held:
+        check(s.state is State.HELD, "a filler whose sequence is not over")
+        check(scheduler._planner.batching.holds, "a filler outside a held batch")
+        check(len(s.blocks) * scheduler.kv.block_size >= len(s.tokens), "a filler without a block to write to")
+    check(not held or scheduler._running.num_live > 0, "a batch that is over keeps its fillers")
+
+
+def check_slots(scheduler: Scheduler, sequences: list[Sequence]) -> None:
+    """Every slot is taken by one sequence or free, and whoever runs is in the list that schedules it."""
+    running = scheduler._running
     slots = [s.slot for s in sequences if s.slot >= 0]
     check(len(set(slots)) == len(slots), "two sequences in one slot")
-    free = scheduler._running.free_slots
-    check(sorted(slots + free) == list(range(scheduler.limits.max_num_seqs)), "slots free + taken = all")
-    prefilling = {id(s) for s in scheduler._running.prefilling}
-    decoding = {id(s) for s in scheduler._running.decoding}
-    waiting = scheduler._waiting._waiting  # type: ignore[attr-defined]
+    check(sorted(slots + running.free_slots) == list(range(running.max_num_seqs)), "slots free + taken = all")
+    prefilling, decoding = set(running.prefilling), set(running.decoding)
     for s in sequences:
-        check(s.state is not State.GONE, "a sequence that ended is still live")
-        check(not s.aborted, "an aborted sequence outlived its step")
         check((s.slot >= 0) == (s.state is not State.WAITING), "a slot exactly while running")
-        check(s.state is not State.PREFILLING or id(s) in prefilling, "a prefilling sequence nobody schedules")
-        check(s.state is not State.DECODING or id(s) in decoding, "a decoding sequence nobody schedules")
-        if s.state is State.WAITING and (s.choice == 0 or s.preemptions):
-            check(s.order in waiting, "a waiting sequence outside the queue")
-        if s.state is State.FORKING:
-            lead = scheduler._live[s.request.id][0]
-            check(lead.state is State.PREFILLING, "a choice has a slot and waits for a lead that does not run")
-        check_computed(s, scheduler.kv.block_size)
-        if s.published:
-            check_published(scheduler, s)
+        check(s.state is not State.PREFILLING or s in prefilling, "a prefilling sequence nobody schedules")
+        check(s.state is not State.DECODING or s in decoding, "a decoding sequence nobody schedules")
+
+
+def check_queue(scheduler: Scheduler, live: list[Sequence]) -> None:
+    """Whoever waits is in the queue, once, at its level; nobody else is."""
+    queued = list(scheduler._waiting)
+    waiting = [s for s in live if s.state is State.WAITING and (s.choice == 0 or s.preemptions)]
+    check(len(queued) == len(scheduler._waiting) == len(set(queued)), "the queue miscounts")
+    check(set(queued) == set(waiting), "the queue holds not exactly those who wait")
+    check(all(s.waits_since is not None for s in queued), "one in the queue that does not wait")
+    best = min((s.order[0] for s in queued), default=0)
+    for s in queued:
+        check(best <= s.order[0] <= s.request.priority, "ageing moved one above all others, or down")
+        check(s.passed <= scheduler.policy.max_bypass, "one was passed more often than allowed")
+
+
+def check_counts(scheduler: Scheduler, live: list[Sequence], held: list[Sequence]) -> None:
+    """What is exported, and what fairness goes by, equals a recount."""
+    stats = scheduler.stats()
+    num_running = sum(1 for s in live if s.slot >= 0)
+    check(stats.num_running == num_running, "the count of running sequences is wrong")
+    check(stats.num_waiting == len(scheduler._waiting), "the count of waiting sequences is wrong")
+    check(sum(stats.waiting_by_reason.values()) == stats.num_waiting, "waiting by reason does not sum up")
+    check(stats.num_used_blocks == len({b for s in (*live, *held) for b in s.blocks}), "used blocks are miscounted")
+    if scheduler._service is not None:
+        owners = Counter(s.owner for s in live)
+        principals = Counter(s.owner[0] for s in live)
+        check(scheduler._service.principals.active == principals, "active principals are miscounted")
+        for principal, tenants in scheduler._service.tenants.items():
+            wanted = {tenant: n for (one, tenant), n in owners.items() if one == principal}
+            check(tenants.active == wanted, "active tenants are miscounted")
 
 
 def check_blocks(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     """Held blocks are exactly those in tables; the rest is free in one place; the index finds no blank one."""
     pool, index = scheduler.kv.pool, scheduler.kv.index
-    blank, kept = list(pool._blank), list(pool._kept)
-    check(len(set(blank) | set(kept)) == len(blank) + len(kept), "a free block stands in two places")
+    blank, kept = pool._blank, pool._kept
+    free = {*blank, *kept}
+    check(len(free) == len(blank) + len(kept), "a free block stands in two places")
     refs = Counter(block for s in sequences for block in s.blocks)
-    check(pool._refs == [refs[block] for block in range(pool.num_blocks)], "references differ from the block tables")
-    free = {block for block in range(pool.num_blocks) if not refs[block]}
-    check(free == {*blank, *kept}, "free means not referenced")
-    check(all(block not in index for block in blank), "a blank block can be found")
+    check(all(pool._refs[block] == num for block, num in refs.items()), "references differ from the block tables")
+    check(len(pool._refs) - pool._refs.count(0) == len(refs), "a block is held by nobody")
+    check(free.isdisjoint(refs) and len(free) + len(refs) == pool.num_blocks, "blocks free + held = total")
+    check(not any(block in index for block in blank), "a blank block can be found")
     check(all(block in index for block in kept), "a kept block cannot be found")
-    check(pool.num_free + pool.num_held == pool.num_blocks, "blocks free + held = total")
     check(len(index._blocks) == len(index._keys), "the index is no bijection")
-    for key, (block, parent, content) in index._blocks.items():
-        check(index._keys[block] == key and chain_key(parent, content) == key, "a key does not follow from its content")
+    for key, (block, _, _) in index._blocks.items():
+        check(index._keys[block] == key, "the index finds a block under another's key")
 
 
-def check_computed(s: Sequence, block_size: int) -> None:
-    """0 <= computed < known <= end, in as many blocks as that takes."""
+def check_index(scheduler: Scheduler) -> None:
+    """Every key follows from its content, recomputed; too slow for every step of a large cache."""
+    for key, (_, parent, content) in scheduler.kv.index._blocks.items():
+        check(chain_key(parent, content) == key, "a key does not follow from its content")
+
+
+def check_sequence(scheduler: Scheduler, s: Sequence) -> None:
+    """0 <= computed < known <= end, in as many blocks as that takes; what is published is full and its own."""
+    block_size = scheduler.kv.block_size
+    check(s.state not in (State.GONE, State.HELD), "a sequence that ended is still live")
+    check(s.doom is None, "a doomed sequence outlived its step")
     check(len(set(s.blocks)) == len(s.blocks), "a block twice in one table")
     computed = len(s.tokens) - 1 if s.state is State.DECODING else s.computed
     check(0 <= computed < len(s.tokens) <= s.end, "0 <= computed < known <= end")
     check(len(s.blocks) * block_size >= computed, "computed tokens without a block")
-    check(len(s.blocks) <= -(-len(s.tokens) // block_size), "more blocks than known tokens need")
+    most = s.end if scheduler._planner.reserves_max else len(s.tokens)
+    check(len(s.blocks) <= -(-most // block_size), "more blocks than known tokens need")
     if s.state in (State.WAITING, State.FORKING):
         check(not s.blocks and s.computed == 0, "one that waits holds blocks")
+        check(not s.awaited, "others wait for one that does not run")
+    if s.state is State.FORKING:
+        lead = scheduler._live[s.request.id][0]
+        check(lead.state is State.PREFILLING, "a choice has a slot and waits for a lead that does not run")
     check(s.published * block_size <= computed, "a block was published before it was full")
+    for key in s.awaited[-1:]:
+        coming = scheduler.kv._coming.get(key)
+        check(coming is None or coming.state is State.PREFILLING, "others wait for a block that nobody computes")
+    if s.published and scheduler.kv._enable_prefix_caching:
+        check_published(scheduler, s)
 
 
 def check_published(scheduler: Scheduler, s: Sequence) -> None:
-    """What the index says of the blocks in a table follows from the sequence's tokens and its salt."""
+    """What the index says of the last block in a table follows from the sequence's tokens and its salt."""
     block_size = scheduler.kv.block_size
-    key = root_key(s.request.salt)
-    for i in range(s.published):
-        key = chain_key(key, block_content(s.tokens[i * block_size : (i + 1) * block_size]))
-        published = scheduler.kv.index._keys.get(s.blocks[i])
-        check(published in (None, key), "a block in a table is published as something else")
+    last = s.published - 1
+    content = block_content(s.tokens[last * block_size : s.published * block_size])
+    check(s.chain[0] == root_key(s.request.salt), "a chain with another salt's root")
+    key = chain_key(s.chain[last], content)
+    check(key == s.chain[last + 1], "a chain does not follow from its tokens")
+    published = scheduler.kv.index._keys.get(s.blocks[last])
+    check(published in (None, key), "a block in a table is published as something else")

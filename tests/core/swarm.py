@@ -11,30 +11,35 @@ import argparse
 import hashlib
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
+from chairlift.core.policy import BatchingName, OrderName, Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State
 from chairlift.core.types import (
     CacheShape,
     Finish,
     FinishReason,
+    LimitChange,
     Limits,
     Request,
     SamplingParams,
     StepOutput,
     StepPlan,
+    StepResult,
     TokenLogprob,
+    WaitReason,
 )
-from fakes import VOCAB_SIZE, FakeExecutor, check, expected_answer
-from invariants import check_invariants
+from fakes import VOCAB_SIZE, FakeExecutor, FakePending, check, expected_answer
+from invariants import check_index, check_invariants
 
 EOS_TOKEN_IDS = tuple(range(10))
 """One token in a hundred ends a sequence."""
@@ -68,6 +73,7 @@ class Faults:
 
     rows: set[int] = field(default_factory=set)
     phase: str | None = None
+    result: str | None = None
 
     def submit(self, plan: StepPlan) -> None:
         if self.phase == "submit":
@@ -82,30 +88,69 @@ class Faults:
 
     def clear(self) -> None:
         self.rows.clear()
-        self.phase = None
+        self.phase = self.result = None
 
 
-FAULT_TEXTS = {"not a number", *(f"the step failed in the executor ({e})" for e in ("MemoryError", "RuntimeError"))}
+FAULT_TEXTS = {
+    "not a number",
+    "the sampled token is outside the vocabulary",
+    *(f"the step failed in the executor ({e})" for e in ("MemoryError", "RuntimeError")),
+}
+
+
+class FaultyExecutor:
+    """The fake executor, whose results may be spoiled on their way."""
+
+    def __init__(self, inner: FakeExecutor, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+
+    def submit(self, plan: StepPlan) -> SpoiledPending:
+        return SpoiledPending(self._inner.submit(plan), self._faults)
+
+
+@dataclass(slots=True)
+class SpoiledPending:
+    pending: FakePending
+    faults: Faults
+
+    def result(self) -> StepResult:
+        result = self.pending.result()
+        if self.faults.result == "short" and result.tokens:
+            result.tokens.pop()
+        elif self.faults.result == "long":
+            result.tokens.append(0)
+        elif self.faults.result == "range" and result.tokens:
+            result.tokens[0] = VOCAB_SIZE + 7
+        return result
 
 
 class World:
     """One engine and what its callers have seen."""
 
-    def __init__(self, limits: Limits, shape: CacheShape, *, enable_prefix_caching: bool) -> None:
-        scheduler = Scheduler(limits, shape, vocab_size=VOCAB_SIZE, enable_prefix_caching=enable_prefix_caching)
+    def __init__(self, limits: Limits, shape: CacheShape, *, enable_prefix_caching: bool, policy: Policy) -> None:
+        scheduler = Scheduler(
+            limits, shape, vocab_size=VOCAB_SIZE, enable_prefix_caching=enable_prefix_caching, policy=policy
+        )
         self.faults = Faults()
         self.executor = FakeExecutor(
             shape, fail_submit=self.faults.submit, fail_step=self.faults.step, fail_row=self.faults.row
         )
-        self.engine = Engine(scheduler, self.executor, stop_matcher, observer=self)
+        self.engine = Engine(scheduler, FaultyExecutor(self.executor, self.faults), stop_matcher, observer=self)
         self.requests: dict[int, Request] = {}
         self.output: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.logprobs: dict[tuple[int, int], list[int]] = defaultdict(list)
         self.scored: dict[tuple[int, int], list[TokenLogprob]] = defaultdict(list)
         self.finishes: dict[tuple[int, int], Finish] = {}
+        self.joined: set[int] = set()
+        self.budget_begun = 0
+        """The budget when the step in progress was planned."""
+        self.num_filler_rows = 0
+        self.reasons: Counter[WaitReason] = Counter()
+        """Times that somebody was seen waiting, by why."""
         self._log = hashlib.sha256()
-        self._make_room = scheduler._make_room
-        scheduler._make_room = self._watch_victims  # type: ignore[method-assign]
+        self._make_room = scheduler._planner._make_room
+        scheduler._planner._make_room = self._watch_victims  # type: ignore[method-assign]
 
     @property
     def scheduler(self) -> Scheduler:
@@ -123,13 +168,18 @@ class World:
     def on_step(self, plan: StepPlan, output: StepOutput, begun: float, finished: float) -> None:
         joins = [(j.slot, j.request.id, j.choice, j.tokens) for j in plan.joins]
         self._log.update(repr((joins, plan.leaves, plan.block_slots, plan.block_ids, plan.chunks)).encode())
-        self._log.update(repr((plan.decodes, plan.num_context_tokens, begun, finished)).encode())
+        self._log.update(repr((plan.decodes, plan.fillers, plan.num_context_tokens, begun, finished)).encode())
+        self.num_filler_rows += len(plan.fillers)
+        for key in output.keys:
+            check(key[0] in self.joined or key[0] in output.joined, "a token of a request that never joined")
+        check(self.joined.isdisjoint(output.joined), "a request joined for the first time twice")
+        self.joined.update(output.joined)
 
-    def _watch_victims(self, sequence: Sequence, running: list[Sequence]) -> bool:
+    def _watch_victims(self, sequence: Sequence, running: list[Sequence], now: float) -> bool:
         """Nobody is preempted in vain: a victim that frees nothing goes only after all that free something."""
         holders = [s for s in running if s.blocks]
         frees = {s.key: self.scheduler.kv.frees_some(s) for s in holders}
-        made = self._make_room(sequence, running)
+        made = self._make_room(sequence, running, now)
         victims = [s for s in holders if s.state is State.WAITING]
         spared = [s for s in holders if s.order > sequence.order and s.state is not State.WAITING]
         check(all(s.order > sequence.order for s in victims), "a victim stands before the one it made room for")
@@ -137,7 +187,7 @@ class World:
         check(not vain, "a victim freed nothing while another would have")
         return made
 
-    def take(self, output: StepOutput) -> None:
+    def take(self, output: StepOutput, now: float) -> None:
         """What came out of the engine, and what must hold now."""
         check(len(output.keys) == len(output.tokens), "keys and tokens are not parallel")
         for key, token in zip(output.keys, output.tokens, strict=True):
@@ -154,31 +204,49 @@ class World:
         self._log.update(repr(output).encode())
         check(not self.executor.violations, "; ".join(self.executor.violations))
         check_invariants(self.scheduler)
+        self.reasons.update(self.scheduler.stats().waiting_by_reason)
+        for sequences in self.scheduler._live.values():
+            request = sequences[0].request
+            check(request.e2e_deadline is None or request.e2e_deadline > now, "one lives past its deadline")
+            late = request.ttft_deadline is not None and request.ttft_deadline <= now
+            check(not late or (request.id, 0) in self.output or request.n > 1, "one waits past its deadline")
 
-    def step(self, now: float) -> None:
-        """One step, or what ended outside one."""
+    def begin(self, now: float) -> bool:
+        """Begin a step, or take what ended outside one."""
+        self.budget_begun = self.scheduler.limits.max_num_batched_tokens
         if self.engine.begin(now):
-            self.finish(now)
-        else:
-            check(not self.is_live, "nothing to do although a request is live")
-            self.take(self.engine.flush(now))
+            return True
+        forming = self.scheduler._planner.batching.holds and not self.scheduler._planner.closed
+        check(not self.is_live or forming, "nothing to do although a request is live")
+        wake_at = self.engine.wake_at()
+        check(wake_at is None or wake_at > now or not self.is_live, "to wake when there was nothing to do")
+        self.take(self.engine.flush(now), now)
+        return False
 
     def finish(self, now: float) -> None:
         """The step that was begun ends; what went wrong in it does not go wrong again."""
-        budget = self.scheduler.limits.max_num_batched_tokens
+        scheduler = self.scheduler
+        # Limits that were lowered take nothing from those who run already.
+        budget = max(scheduler.limits.max_num_batched_tokens, self.budget_begun, scheduler._running.num_taken)
         check(0 < self.engine.num_step_tokens <= budget, "a step computes nothing, or more than its budget")
-        self.take(self.engine.finish(now))
+        self.take(self.engine.finish(now), now)
         self.faults.clear()
 
     def drain(self, now: float) -> None:
         """No new work and no faults: everything that is live must end, within a bound."""
         self.faults.clear()
+        self.engine.close()
         bound = 20 + 4 * sum(len(s.tokens) + s.end for ss in self.scheduler._live.values() for s in ss)
         while self.engine.has_work:
             bound -= 1
             check(bound > 0, "the engine does not drain")
-            self.step(now)
-        check(self.scheduler.kv.pool.num_held == 0, "blocks are held by nobody")
+            if self.begin(now):
+                self.finish(now)
+        scheduler = self.scheduler
+        check(scheduler.kv.pool.num_held == 0, "blocks are held by nobody")
+        check(not scheduler.kv._coming, "blocks are awaited from nobody")
+        check(len(scheduler._waiting) == 0 == scheduler.stats().num_running, "somebody is left")
+        check_index(scheduler)
         keys = {(r.id, choice) for r in self.requests.values() for choice in range(r.n)}
         check(set(self.finishes) == keys, "not every choice ended exactly once")
         for key in sorted(keys):
@@ -199,11 +267,22 @@ class World:
                 check(scores == [(t, -float(i)) for i, t in enumerate(request.prompt) if i], "prompt scores are wrong")
         else:
             check(got == wanted[: len(got)], f"{key}: {got} is no prefix of {wanted}")
-        check(finish.error is None or finish.error in FAULT_TEXTS, f"an error nobody caused: {finish.error}")
-        check((finish.error is None) == (finish.reason is not FinishReason.ERROR), "an error without its text")
+        if finish.reason is FinishReason.DEADLINE:
+            self._check_deadline(finish, request)
+        elif finish.reason is FinishReason.ERROR:
+            check(finish.error in FAULT_TEXTS or "rows" in str(finish.error), f"an error nobody caused: {finish.error}")
+        else:
+            check(finish.error is None, "an error without a reason")
         check(self.logprobs[key] == (got if params.logprobs is not None else []), "log-probabilities lost or doubled")
         check(finish.num_output_tokens == len(got), "the count of output tokens is wrong")
         check(finish.num_cached_tokens < finish.num_prompt_tokens, "a cached prompt leaves no token to compute")
+
+    def _check_deadline(self, finish: Finish, request: Request) -> None:
+        kind = str(finish.error).split()[0]
+        check(kind in ("ttft", "e2e"), f"a deadline of no kind: {finish.error}")
+        deadline = request.ttft_deadline if kind == "ttft" else request.e2e_deadline
+        check(deadline is not None and deadline <= finish.finished, "a deadline fired before it came")
+        check(kind == "e2e" or finish.first_token is None, "a first token came in time, and its deadline fired")
 
 
 def random_world(rng: random.Random) -> World:
@@ -212,7 +291,29 @@ def random_world(rng: random.Random) -> World:
     max_num_seqs = rng.choice([1, 2, 4, 8, 32])
     budget = max_num_seqs + rng.choice([0, 1, 3, 10, 100, 1000])
     limits = Limits(max_num_seqs, budget, max_model_len=rng.choice([8, 30, 100]))
-    return World(limits, CacheShape(num_blocks, block_size), enable_prefix_caching=rng.random() < 0.7)
+    shape = CacheShape(num_blocks, block_size)
+    return World(limits, shape, enable_prefix_caching=rng.random() < 0.7, policy=random_policy(rng))
+
+
+def random_policy(rng: random.Random) -> Policy:
+    batching: BatchingName = rng.choice(("continuous", "continuous", "continuous", "continuous", "static", "dynamic"))
+    steered = rng.random() < 0.2
+    return Policy(
+        batching=batching,
+        max_batch_wait_s=None if batching == "continuous" else rng.choice([None, 0.0, 0.02]),
+        kv_reservation="max" if rng.random() < 0.2 else "on-demand",
+        enable_chunked_prefill=rng.random() < 0.85,
+        prefill_first=batching == "continuous" and rng.random() < 0.15,
+        scheduling_policy=rng.choice(get_args(OrderName)),
+        weights=rng.choice([{}, {"p0": 3.0}]),
+        priority_ageing_s=rng.choice([0.0, 0.05, 60.0]),
+        long_prefill_token_threshold=rng.choice([0, 0, 1, 5]),
+        watermark=rng.choice([0.0, 0.01, 0.2]),
+        max_bypass=rng.choice([0, 1, 16]),
+        itl_objective_s=rng.choice([0.0, 0.005, 1.0]) if steered else 0.0,
+        ttft_objective_s=rng.choice([0.0, 0.05]) if steered else 0.0,
+        max_step_s=rng.choice([0.0, 0.02]) if steered else 0.0,
+    )
 
 
 def random_request(rng: random.Random, number: int, now: float, max_model_len: int, stems: list[list[int]]) -> Request:
@@ -235,6 +336,10 @@ def random_request(rng: random.Random, number: int, now: float, max_model_len: i
         eos_token_ids=EOS_TOKEN_IDS,
         priority=rng.choice([0, 0, 0, 1, -1]),
         salt=rng.choice([b"", b"a", b"b"]),
+        principal=rng.choice(["", "p0", "p1"]),
+        tenant=rng.choice(["", "", "t0", "t1", f"t{number}"]),
+        ttft_deadline=now + rng.choice([0.0, 0.05, 40.0]) if rng.random() < 0.1 else None,
+        e2e_deadline=now + rng.choice([0.0, 0.1, 40.0]) if rng.random() < 0.1 else None,
     )
 
 
@@ -257,27 +362,55 @@ def run(seed: int, num_steps: int) -> World:
             number += 1
             try:
                 world.engine.add(request)
-            except InvalidRequest:
-                check(request.n > world.scheduler.limits.max_num_seqs, "refused without a reason")
+            except InvalidRequest as error:
+                check(may_be_refused(world.scheduler, request), f"refused without a reason: {error}")
             else:
                 world.requests[request.id] = request
         if number and rng.random() < fault_rate:
             world.engine.abort(rng.randrange(number), now)
+        if rng.random() < fault_rate / 4:
+            change_limits(rng, world)
 
     for _ in range(num_steps):
-        now += rng.choice([0.0, 0.01, 30.0])
+        now += rng.choice([0.0, 0.0, 0.01, 0.01, 30.0 if rng.random() < 0.1 else 0.03])
+        if rng.random() < fault_rate / 10:
+            now -= 1.0  # a clock that jumps back
         meddle()
         if world.is_live and rng.random() < fault_rate / 2:
             world.faults.rows.add(rng.choice(sorted(world.scheduler._live)))
         if rng.random() < fault_rate / 4:
             world.faults.phase = rng.choice(["submit", "step"])
-        if rng.random() < 0.5:
-            world.step(now)
-        elif world.engine.begin(now):
-            meddle()
+        if rng.random() < fault_rate / 4:
+            world.faults.result = rng.choice(["short", "long", "range"])
+        if world.begin(now):
+            if rng.random() < 0.5:
+                meddle()
+            now += rng.choice([0.0, 0.0, 0.01, 0.01, 30.0 if rng.random() < fault_rate else 0.02])
             world.finish(now)
     world.drain(now)
     return world
+
+
+def may_be_refused(scheduler: Scheduler, request: Request) -> bool:
+    """Whether these policies and sizes can never serve a request."""
+    policy, limits = scheduler.policy, scheduler.limits
+    too_long = not policy.enable_chunked_prefill and len(request.prompt) > limits.max_num_batched_tokens
+    return request.n > scheduler.started_with.max_num_seqs or too_long or scheduler._planner.reserves_max
+
+
+def change_limits(rng: random.Random, world: World) -> None:
+    """An operator changes what may be changed, to anything that is allowed."""
+    first = world.scheduler.started_with
+    chunked = world.scheduler.policy.enable_chunked_prefill
+    max_num_seqs = rng.randint(1, first.max_num_seqs)
+    world.engine.set_limits(
+        LimitChange(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=rng.randint(max_num_seqs, first.max_num_batched_tokens) if chunked else None,
+            long_prefill_token_threshold=rng.choice([None, 0, 2]),
+            itl_objective_s=rng.choice([None, 0.0, 0.02]),
+        )
+    )
 
 
 def main() -> None:

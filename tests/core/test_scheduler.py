@@ -18,6 +18,7 @@ from chairlift.core.types import (
     StepResult,
 )
 from fakes import VOCAB_SIZE, FakeExecutor, FakePending, expected_answer
+from forcing import preempt
 from invariants import check_invariants
 
 EOS = 0
@@ -177,7 +178,7 @@ def test_a_preempted_sequence_resumes_with_equal_tokens(offset: int, caching: bo
         tokens += output.tokens
         running = [*engine.scheduler._running.decoding]
         if running and step % 9 == offset and engine.has_work:
-            engine.scheduler._preempt(running[0])
+            preempt(engine.scheduler, running[0])
         check_invariants(engine.scheduler)
     assert tokens == expected_answer(request, 0, 100)
     assert engine.stats().num_preemptions >= 2
@@ -207,7 +208,7 @@ def test_slots_of_waiting_choices_return_when_their_lead_is_preempted() -> None:
     engine.add(ask(1, list(range(12)), n=3))
     assert engine.begin(0.0)
     engine.finish(0.0)
-    engine.scheduler._preempt(engine.scheduler._running.prefilling[0])
+    preempt(engine.scheduler, engine.scheduler._running.prefilling[0])
     engine.add(Request(id=2, prompt=[1, 2], params=SamplingParams(), n=3, priority=-1))
     tokens = drain(engine)
     assert len(tokens) == 6

@@ -17,6 +17,7 @@ from chairlift.core.sequence import State
 from chairlift.core.types import CacheShape, FinishReason, Limits, Request, StepOutput, StepPlan
 from chairlift.sampling import Sampled, Sampler
 from fakes import check
+from forcing import preempt
 
 Key = tuple[int, int]
 Floats = NDArray[np.float32]
@@ -142,7 +143,7 @@ def _preempt_some(scheduler: Scheduler, seen: set[tuple[Key, int]], outcome: Out
         seen.add(moment)
         if sequence.state is State.DECODING:
             outcome.preempted_at.add(len(sequence.tokens) % block_size)
-        scheduler._preempt(sequence)
+        preempt(scheduler, sequence)
 
 
 def _num_done(sequence: Running) -> int:

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from chairlift.core.policy import DYNAMIC_WAIT_S, Policy
+
 
 class Batching(Protocol):
-    def room(self, num_running: int, max_num_seqs: int) -> int:
-        """How many sequences may join in this step."""
+    @property
+    def holds(self) -> bool:
+        """Whether a batch runs to the end of its longest member: what ended stays as a filler, and nobody joins."""
+        ...
+
+    def opens_at(self, oldest: float) -> float | None:
+        """When a batch that is not full opens whose first member arrived at `oldest`; None: not by waiting."""
+        ...
+
+    def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
+        """How many sequences may join in this step. `is_due`: nothing more can come, or `opens_at` has passed."""
         ...
 
 
@@ -18,6 +29,38 @@ class Continuous:
     """
 
     __slots__ = ()
+    holds = False
 
-    def room(self, num_running: int, max_num_seqs: int) -> int:
+    def opens_at(self, oldest: float) -> float | None:
+        return None
+
+    def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
         return max(0, max_num_seqs - num_running)
+
+
+class Held:
+    """A batch at a time: static without `wait_s`, dynamic with it.
+
+    Nobody joins before the last batch is over, and then only when the next one is full or due.
+    """
+
+    __slots__ = ("_wait_s",)
+    holds = True
+
+    def __init__(self, wait_s: float | None) -> None:
+        self._wait_s = wait_s
+
+    def opens_at(self, oldest: float) -> float | None:
+        return None if self._wait_s is None else oldest + self._wait_s
+
+    def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
+        return max_num_seqs if num_running == 0 and (num_waiting >= max_num_seqs or is_due) else 0
+
+
+def make_batching(policy: Policy) -> Batching:
+    """The batching that a policy names."""
+    if policy.batching == "continuous":
+        return Continuous()
+    if policy.batching == "dynamic" and policy.max_batch_wait_s is None:
+        return Held(DYNAMIC_WAIT_S)
+    return Held(policy.max_batch_wait_s)

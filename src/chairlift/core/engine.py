@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from chairlift.core.scheduler import Scheduler, StopMatcherFactory
-from chairlift.core.types import EngineStats, Request, StepOutput, StepPlan, StepResult
+from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput, StepPlan, StepResult
 
 
 class Pending(Protocol):
@@ -46,6 +46,28 @@ class Observer(Protocol):
     def on_step(self, plan: StepPlan, output: StepOutput, begun: float, finished: float) -> None: ...
 
 
+class Recorder(Protocol):
+    """Hears of everything that went into the scheduler, in order, and of what it planned. Refused inputs are none."""
+
+    def on_add(self, request: Request) -> None: ...
+
+    def on_abort(self, request_id: int, now: float) -> None: ...
+
+    def on_limits(self, change: LimitChange) -> None: ...
+
+    def on_close(self) -> None: ...
+
+    def on_begin(self, plan: StepPlan | None, now: float) -> None:
+        """After `schedule(now)`: a step without work is an input as well, since time passed."""
+        ...
+
+    def on_finish(
+        self, plan: StepPlan, result: StepResult | None, failure: str | None, output: StepOutput, now: float
+    ) -> None:
+        """After `commit`, or after `fail` if there is no result."""
+        ...
+
+
 class Engine:
     """One scheduler on one executor. Not thread-safe: its driver calls it from one thread."""
 
@@ -55,11 +77,13 @@ class Engine:
         executor: Executor,
         stop_matchers: StopMatcherFactory | None = None,
         observer: Observer | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self._executor = executor
         self._stop_matchers = stop_matchers
         self._observer = observer
+        self._recorder = recorder
         self._plan: StepPlan | None = None
         self._pending: Pending | None = None
         self._result: StepResult | None = None
@@ -69,10 +93,30 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request; see `Scheduler.add` for what is refused."""
         self.scheduler.add(request, self._stop_matchers)
+        if self._recorder is not None:
+            self._recorder.on_add(request)
 
     def abort(self, request_id: int, now: float) -> None:
         """Nobody wants this request any longer; unknown ids are ignored."""
+        if self._recorder is not None:
+            self._recorder.on_abort(request_id, now)
         self.scheduler.abort(request_id, now)
+
+    def set_limits(self, change: LimitChange) -> None:
+        """Change limits from the next step on; see `Scheduler.set_limits` for what is refused."""
+        self.scheduler.set_limits(change)
+        if self._recorder is not None:
+            self._recorder.on_limits(change)
+
+    def close(self) -> None:
+        """No more requests will come."""
+        if self._recorder is not None:
+            self._recorder.on_close()
+        self.scheduler.close()
+
+    def wake_at(self) -> float | None:
+        """When to call `begin` again after it had nothing to compute, if nothing else happens; None: no need to."""
+        return self.scheduler.wake_at()
 
     @property
     def has_work(self) -> bool:
@@ -96,6 +140,8 @@ class Engine:
     def begin(self, now: float) -> bool:
         """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""
         plan = self.scheduler.schedule(now)
+        if self._recorder is not None:
+            self._recorder.on_begin(plan, now)
         if plan is None:
             return False
         self._plan, self._begun = plan, now
@@ -126,10 +172,14 @@ class Engine:
         self._plan = self._result = self._failure = None
         if plan is None:
             raise RuntimeError("no step was begun")
+        if result is not None and (failure := self.scheduler.check_result(plan, result)) is not None:
+            result = None
         if result is None:
             output = self.scheduler.fail(failure or "the step gave no result", now)
         else:
             output = self.scheduler.commit(result, now)
+        if self._recorder is not None:
+            self._recorder.on_finish(plan, result, failure, output, now)
         if self._observer is not None:
             self._observer.on_step(plan, output, self._begun, now)
         return output

@@ -11,13 +11,15 @@ from chairlift.core.types import CacheShape
 class KVCache:
     """Blocks of all sequences. A block is published after the step that filled it, and found only from block 0 on."""
 
-    __slots__ = ("_enable_prefix_caching", "block_size", "index", "pool")
+    __slots__ = ("_coming", "_enable_prefix_caching", "block_size", "index", "pool")
 
     def __init__(self, shape: CacheShape, *, enable_prefix_caching: bool) -> None:
         self.pool = BlockPool(shape.num_blocks)
         self.index = PrefixIndex()
         self.block_size = shape.block_size
         self._enable_prefix_caching = enable_prefix_caching
+        self._coming: dict[bytes, Sequence] = {}
+        """Keys of blocks that a sequence is about to compute, with that sequence."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -30,17 +32,32 @@ class KVCache:
         """
         if not self._enable_prefix_caching:
             return []
-        limit = len(sequence.tokens) - 1
-        if sequence.wants_scores:
-            limit = min(limit, sequence.scored)
         blocks: list[int] = []
-        for i in range(limit // self.block_size):
+        for i in range(self._num_matchable(sequence)):
             parent, content = self._chain_to(sequence, i)
             block = self.index.find(sequence.chain[i + 1], parent, content)
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def expect(self, sequence: Sequence) -> None:
+        """A sequence joined and will compute its missing full blocks: whoever needs the same can wait for them."""
+        if not self._enable_prefix_caching:
+            return
+        for i in range(len(sequence.blocks), len(sequence.tokens) // self.block_size):
+            self._chain_to(sequence, i)
+            key = sequence.chain[i + 1]
+            if key not in self._coming:
+                self._coming[key] = sequence
+                sequence.awaited.append(key)
+
+    def is_coming(self, sequence: Sequence, num_matched: int) -> bool:
+        """Whether the block after the matched ones is being computed by a sequence of the same or a better level."""
+        if not self._coming or num_matched >= self._num_matchable(sequence):
+            return False
+        owner = self._coming.get(sequence.chain[num_matched + 1])
+        return owner is not None and owner.order[0] <= sequence.order[0]
 
     def num_free_after(self, matched: list[int]) -> int:
         """Blocks left to take once the matched ones are attached."""
@@ -69,6 +86,10 @@ class KVCache:
         sequence.blocks.append(block)
         return block
 
+    def is_full(self, sequence: Sequence) -> bool:
+        """Whether a decoding sequence has no room in its blocks for its last token."""
+        return len(sequence.blocks) * self.block_size < len(sequence.tokens)
+
     def publish(self, sequence: Sequence, computed: int) -> None:
         """Make the full blocks among the first `computed` tokens findable; the step that filled them is over."""
         if not self._enable_prefix_caching:
@@ -76,6 +97,8 @@ class KVCache:
         for i in range(sequence.published, computed // self.block_size):
             parent, content = self._chain_to(sequence, i)
             self.index.publish(sequence.blocks[i], sequence.chain[i + 1], parent, content)
+            if self._coming.get(sequence.chain[i + 1]) is sequence:
+                del self._coming[sequence.chain[i + 1]]
         sequence.published = computed // self.block_size
 
     def release(self, sequence: Sequence) -> None:
@@ -85,16 +108,32 @@ class KVCache:
         sequence.blocks = []
         sequence.computed = 0
         sequence.published = 0
+        for key in sequence.awaited:
+            if self._coming.get(key) is sequence:
+                del self._coming[key]
+        sequence.awaited = []
 
     def distrust(self, sequence: Sequence) -> None:
         """Make nothing of this sequence findable any longer: its computation went wrong."""
         for block in sequence.blocks:
             self.index.forget(block)
 
+    def num_exclusive(self, sequence: Sequence) -> int:
+        """Blocks that `release` would free now."""
+        refs = self.pool.refs
+        return sum(1 for block in sequence.blocks if refs(block) == 1)
+
     def frees_some(self, sequence: Sequence) -> bool:
         """Whether `release` would free at least one block now."""
         refs = self.pool.refs
         return any(refs(block) == 1 for block in reversed(sequence.blocks))
+
+    def _num_matchable(self, sequence: Sequence) -> int:
+        """Leading blocks that may come from the cache."""
+        limit = len(sequence.tokens) - 1
+        if sequence.wants_scores:
+            limit = min(limit, sequence.scored)
+        return limit // self.block_size
 
     def _chain_to(self, sequence: Sequence, i: int) -> tuple[bytes, bytes]:
         """Parent key and content of full block i; the chain then reaches at least key i."""

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from chairlift.core.sequence import Sequence, State
+from collections import Counter
+
+from chairlift.core.sequence import Order, Sequence, State
+
+LOWEST_LEVEL = -(1 << 63)
+"""Below every priority."""
 
 
 class RunningSet:
     """Slots 0 .. max_num_seqs - 1, reused last in, first out, and the sequences in them.
 
-    What is derived from the decoding rows (`slots`, `keys`, `num_context_tokens`) is brought up to date by `refresh`,
-    once a step. The lists are replaced when the rows change and never altered, so plans and outputs may share them.
+    What is derived from the decoding rows (`slots`, `keys`, `owners`) is brought up to date by `refresh_decoding`, once
+    a step. These lists are replaced when the rows change and never altered, so plans and outputs may share them.
     """
 
     __slots__ = (
         "_changed",
+        "_worst_decoding",
         "decoding",
+        "fillers",
         "free_slots",
+        "held",
         "keys",
         "leaves",
         "max_num_seqs",
         "num_context_tokens",
+        "num_filler_tokens",
+        "owners",
         "prefilling",
         "slots",
     )
@@ -36,8 +46,17 @@ class RunningSet:
         """Slots of `decoding`."""
         self.keys: list[tuple[int, int]] = []
         """(id, choice) of `decoding`."""
+        self.owners: list[tuple[tuple[str, str], int]] = []
+        """Rows of `decoding` by owner."""
         self.num_context_tokens = 0
         """Computed tokens of `decoding`, summed."""
+        self.held: list[Sequence] = []
+        """Over, but in their slots until the batch is."""
+        self.fillers: list[int] = []
+        """Slots of `held`."""
+        self.num_filler_tokens = 0
+        """Computed tokens of `held`, summed."""
+        self._worst_decoding = LOWEST_LEVEL
         self._changed = False
 
     @property
@@ -45,8 +64,9 @@ class RunningSet:
         return self.max_num_seqs - len(self.free_slots)
 
     @property
-    def is_empty(self) -> bool:
-        return not self.prefilling and not self.decoding
+    def num_live(self) -> int:
+        """Sequences in slots that are not over."""
+        return self.num_taken - len(self.held)
 
     def take_slot(self, sequence: Sequence, state: State) -> None:
         """Give a waiting sequence a slot: to prefill, or to wait for the prompt it shares (`State.FORKING`)."""
@@ -76,23 +96,52 @@ class RunningSet:
             sequence.slot = -1
         sequence.state = state
 
+    @property
+    def worst_level(self) -> int:
+        """The highest level of those who run, as of the last `refresh_decoding`; below all levels if nobody does."""
+        levels = [s.order[0] for s in self.prefilling if s.state is State.PREFILLING]
+        return max([self._worst_decoding, *levels])
+
+    def live(self) -> list[Sequence]:
+        """Those who prefill or decode."""
+        return [s for s in (*self.prefilling, *self.decoding) if s.state in (State.PREFILLING, State.DECODING)]
+
+    def hold(self, sequence: Sequence) -> None:
+        """A decoding sequence is over, but stays a row."""
+        self._changed = True
+        sequence.state = State.HELD
+        self.held.append(sequence)
+        self.fillers = [*self.fillers, sequence.slot]
+        self.num_filler_tokens += len(sequence.tokens) - 1
+
+    def take_held(self) -> list[Sequence]:
+        """The batch is over: those it held, which are no longer."""
+        held, self.held = self.held, []
+        self.fillers, self.num_filler_tokens = [], 0
+        return held
+
     def sort_prefilling(self) -> None:
         """Drop those that left and put the rest in order."""
         self.prefilling = [s for s in self.prefilling if s.state is State.PREFILLING]
         self.prefilling.sort(key=in_order)
 
+    def advance(self) -> None:
+        """A step is over in which every decoding row got a token; those that end with it follow."""
+        self.num_context_tokens += len(self.decoding)
+
     def refresh_decoding(self) -> None:
-        """Once a step: every row that stayed has one more token, or everything derived is made anew."""
+        """Once a step: if rows came or went, everything derived from them is made anew."""
         if not self._changed:
-            self.num_context_tokens += len(self.decoding)
             return
         self._changed = False
         self.decoding = [s for s in self.decoding if s.state is State.DECODING]
         self.slots = [s.slot for s in self.decoding]
         self.keys = [s.key for s in self.decoding]
+        self.owners = list(Counter([s.owner for s in self.decoding]).items())
+        self._worst_decoding = max((s.order[0] for s in self.decoding), default=LOWEST_LEVEL)
         self.num_context_tokens = sum(len(s.tokens) for s in self.decoding) - len(self.decoding)
 
 
-def in_order(sequence: Sequence) -> tuple[int, int, int]:
+def in_order(sequence: Sequence) -> Order:
     """Sort key: the place of a sequence in the order of service."""
     return sequence.order

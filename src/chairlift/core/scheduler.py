@@ -1,11 +1,10 @@
-"""The scheduler: which sequences compute how many tokens in the next step.
+"""The scheduler: which sequences compute how many tokens in the next step, and what became of the last one.
 
-    waiting  --join-->  prefilling  --last known token computed-->  decoding  --end-->  gone
+    waiting  --join-->  prefilling  --last known token computed-->  decoding  --end-->  gone, or held as a filler
        ^                    |                                           |
        +----- preempted ----+-------------------------------------------+
 
-A step in order: blocks for the rows that decode, preempting from the tail of the order until they fit; then chunks of
-those that prefill, in order, under the token budget; then joins. Nothing granted is taken back.
+`core/planner.py` decides what goes into a step; here requests come and go, and results are applied.
 
 Decoding rows cost nothing in `schedule` and one short loop in `commit`: whatever needs a closer look (a block is full,
 the length is reached, somebody watches the text) is folded into one comparison with `Sequence.mark`.
@@ -13,39 +12,44 @@ the length is reached, somebody watches the text) is folded into one comparison 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
-from chairlift.core.batching import Batching, Continuous
 from chairlift.core.checks import check_request
-from chairlift.core.errors import InvalidOption, InvalidRequest
+from chairlift.core.controller import Controller
+from chairlift.core.deadlines import TTFT, Deadlines
+from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
+from chairlift.core.fairness import Fair, Service
 from chairlift.core.kv import KVCache
-from chairlift.core.ordering import Fcfs, Ordering
-from chairlift.core.running import RunningSet, in_order
+from chairlift.core.ordering import Line, Sorted, Waiting
+from chairlift.core.planner import Planner
+from chairlift.core.policy import Policy
+from chairlift.core.running import RunningSet
 from chairlift.core.sequence import Sequence, State, StopMatcher
 from chairlift.core.types import (
     CacheShape,
     Chunk,
     EngineStats,
     FinishReason,
-    Join,
+    LimitChange,
     Limits,
     Request,
     StepOutput,
     StepPlan,
     StepResult,
 )
+from chairlift.core.waits import WaitClocks
 
 StopMatcherFactory = Callable[[Request], StopMatcher | None]
 """Gives a fresh matcher for a sequence of the request; None if it has no stop strings."""
-
-WATERMARK = 0.01
-"""Share of the blocks left free when a sequence joins others, so that those do not run out at once."""
 
 
 class Scheduler:
     """Plans steps under `limits` over a cache of shape `cache`. `now` is in seconds of the driver's clock.
 
-    The driver alternates `schedule` and `commit` (or `fail`); `add` and `abort` may come at any time between.
+    The driver alternates `schedule` and `commit` (or `fail`); everything else may come at any time between.
 
     Raises:
         InvalidOption: limits under which a step could not serve every running sequence.
@@ -58,34 +62,48 @@ class Scheduler:
         *,
         vocab_size: int,
         enable_prefix_caching: bool = True,
-        batching: Batching | None = None,
-        ordering: Ordering | None = None,
+        policy: Policy | None = None,
     ) -> None:
         if not 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens:
             raise InvalidOption("max_num_seqs must be at least 1 and at most max_num_batched_tokens")
         if cache.num_blocks < 1 or cache.block_size < 1:
             raise InvalidOption("the cache has no blocks")
-        self.limits = limits
+        self.policy = policy = policy if policy is not None else Policy()
+        self.limits = replace(limits)
+        """As in force now; `set_limits` changes them."""
+        self.started_with = replace(limits)
+        """What `limits` were at the start, and may not exceed."""
         self.kv = KVCache(cache, enable_prefix_caching=enable_prefix_caching)
         self.max_model_len = min(limits.max_model_len, cache.num_blocks * cache.block_size)
         """Most tokens of a sequence: what the model allows, and what the whole cache can hold."""
+        self.controller = Controller(
+            self.limits,
+            itl_objective_s=policy.itl_objective_s,
+            ttft_objective_s=policy.ttft_objective_s,
+            max_step_s=policy.max_step_s,
+        )
         self._vocab_size = vocab_size
-        self._batching = batching if batching is not None else Continuous()
-        self._waiting: Ordering = ordering if ordering is not None else Fcfs()
+        self._service: Service | None = None
+        make_line: Callable[[], Line] = Sorted
+        if policy.scheduling_policy == "fair":
+            service = Service(policy.weights, policy.input_token_weight, policy.output_token_weight)
+            self._service = service
+            make_line = partial(Fair, service)
+        self._waiting = Waiting(make_line, policy.priority_ageing_s)
         self._running = RunningSet(limits.max_num_seqs)
+        self._clocks = WaitClocks()
+        self._planner = Planner(
+            policy, self.limits, self.kv, self._running, self._waiting, self.controller, self._clocks, self._service
+        )
+        self._deadlines = Deadlines()
         self._live: dict[int, list[Sequence]] = {}
+        """By request: sequences that are not over."""
         self._serial = 0
-
-        # The step in flight, and what the next plan must say.
         self._step = 0
         self._planned: StepPlan | None = None
-        self._chunked: list[Sequence] = []
-        self._needs_block: list[Sequence] = []
+        self._planned_at = 0.0
         self._ended = StepOutput()
-
-        self._num_preemptions = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
+        """What ended outside a step and was not given out yet."""
 
     # ------------------------------------------------------------ requests
 
@@ -101,44 +119,111 @@ class Scheduler:
         check_request(
             request,
             max_model_len=self.max_model_len,
-            max_num_seqs=self.limits.max_num_seqs,
+            max_num_seqs=self.started_with.max_num_seqs,
             vocab_size=self._vocab_size,
         )
         end = self.max_model_len
         if request.params.max_tokens is not None:
             end = min(end, len(request.prompt) + request.params.max_tokens)
+        self._check_size(request, end)
+        self._serial += 1
+        order = (request.priority, self._place(request), self._serial)
         sequences = [
             Sequence(
                 request,
                 choice,
-                (request.priority, self._serial, choice),
+                (*order, choice),
                 end,
                 stop_matchers(request) if stop_matchers is not None else None,
             )
             for choice in range(request.n)
         ]
-        self._serial += 1
         self._live[request.id] = sequences
+        self._deadlines.add(request)
+        for sequence in sequences:
+            sequence.queued_behind = len(self._waiting)
+            self._clocks.arrive(sequence)
+            if self._service is not None:
+                self._service.enter(sequence)
         lead = sequences[0]
         lead.siblings = sequences[1:]
-        self._waiting.push(lead)
+        self._waiting.push(lead, request.arrival)
+        self._planner.may_join = True
+
+    def _check_size(self, request: Request, end: int) -> None:
+        """What these policies can never serve."""
+        num_prompt, most = len(request.prompt), self.limits.max_num_batched_tokens
+        if not self.policy.enable_chunked_prefill and num_prompt > most:
+            raise NeverFits(
+                f"the prompt has {num_prompt} tokens, and without chunked prefill a step takes at most {most}", "prompt"
+            )
+        if self._planner.reserves_max and request.n > 1:
+            num_shared = (num_prompt - 1) // self.kv.block_size
+            num_blocks = num_shared + request.n * (self.kv.num_blocks_for(end) - num_shared)
+            if num_blocks > self.kv.pool.num_blocks:
+                raise NeverFits(
+                    f"{request.n} answers of {end - num_prompt} tokens reserve {num_blocks} cache blocks; "
+                    f"there are {self.kv.pool.num_blocks}",
+                    "n",
+                )
+
+    def _place(self, request: Request) -> float:
+        """Where a request stands among those of its priority: its arrival, or its deadline where deadlines rule.
+
+        One without a deadline stands where it would with a deadline of one ageing period.
+        """
+        if self.policy.scheduling_policy != "deadline":
+            return request.arrival
+        deadlines = [when for when in (request.ttft_deadline, request.e2e_deadline) if when is not None]
+        return min(deadlines, default=request.arrival + self.policy.priority_ageing_s)
 
     def abort(self, request_id: int, now: float) -> None:
         """Nobody wants this request any longer. Its blocks are free at once, or after the step that computes it.
 
         Unknown and finished ids are ignored.
         """
-        for sequence in list(self._live.get(request_id, ())):
-            if self._planned is not None and sequence.joined:
-                sequence.aborted = True
-                sequence.mark = 0
-            else:
-                self._end(sequence, self._ended, now, FinishReason.ABORT)
+        self._end_all(request_id, now, FinishReason.ABORT, None)
+
+    def close(self) -> None:
+        """No more requests will come: a held batch need not wait for them."""
+        self._planner.closed = True
+
+    def set_limits(self, change: LimitChange) -> None:
+        """Change limits from the next step on, within what the scheduler was started with. Nobody is preempted.
+
+        Raises:
+            InvalidOption: a value out of its range; nothing was changed.
+        """
+        limits, first = self.limits, self.started_with
+        max_num_seqs = limits.max_num_seqs if change.max_num_seqs is None else change.max_num_seqs
+        max_tokens = limits.max_num_batched_tokens
+        max_tokens = max_tokens if change.max_num_batched_tokens is None else change.max_num_batched_tokens
+        if not 1 <= max_num_seqs <= first.max_num_seqs:
+            raise InvalidOption(f"max_num_seqs must be between 1 and {first.max_num_seqs}")
+        if not max_num_seqs <= max_tokens <= first.max_num_batched_tokens:
+            raise InvalidOption(
+                f"max_num_batched_tokens must be at least max_num_seqs, {max_num_seqs}, and at most "
+                f"{first.max_num_batched_tokens}"
+            )
+        if max_tokens < first.max_num_batched_tokens and not self.policy.enable_chunked_prefill:
+            raise InvalidOption("max_num_batched_tokens cannot be lowered without chunked prefill: prompts must fit")
+        if min(change.long_prefill_token_threshold or 0, change.itl_objective_s or 0, change.ttft_objective_s or 0) < 0:
+            raise InvalidOption("a threshold or an objective must be at least 0")
+        limits.max_num_seqs, limits.max_num_batched_tokens = max_num_seqs, max_tokens
+        if change.long_prefill_token_threshold is not None:
+            self._planner.threshold = change.long_prefill_token_threshold
+        self.controller.set_objectives(itl_objective_s=change.itl_objective_s, ttft_objective_s=change.ttft_objective_s)
+        self._planner.may_join = True
 
     @property
     def has_work(self) -> bool:
         """Whether there is a live request, or an ending nobody has taken yet."""
         return bool(self._live) or bool(self._ended.finishes)
+
+    def wake_at(self) -> float | None:
+        """When to call `schedule` again after it had nothing to compute, if nothing else happens; None: no need to."""
+        times = [when for when in (self._deadlines.next, self._planner.opens_at) if when is not None]
+        return min(times, default=None)
 
     def take_ended(self) -> StepOutput:
         """What ended outside a step, once."""
@@ -147,18 +232,24 @@ class Scheduler:
 
     def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
         """Counts of this moment, with those of the last step as its driver knows them."""
-        pool = self.kv.pool
+        pool, planner = self.kv.pool, self._planner
+        num_waiting = len(self._waiting)
+        by_reason = Counter(reason for sequence, reason in planner.set_aside if sequence.state is State.WAITING)
+        if num_waiting > by_reason.total():
+            by_reason[planner.blocked_by or self._clocks.reason] += num_waiting - by_reason.total()
         return EngineStats(
-            num_running=self._running.num_taken,
-            num_waiting=len(self._waiting),
+            num_running=self._running.num_live,
+            num_waiting=num_waiting,
             num_used_blocks=pool.num_held,
             num_cached_blocks=pool.num_kept,
-            num_preemptions=self._num_preemptions,
-            prefix_queries=self._prefix_queries,
-            prefix_hits=self._prefix_hits,
-            max_num_seqs=self.limits.max_num_seqs,
+            num_preemptions=planner.num_preemptions,
+            prefix_queries=planner.prefix_queries,
+            prefix_hits=planner.prefix_hits,
+            waiting_by_reason=dict(by_reason),
+            waited_s=self._clocks.seconds,
+            max_num_seqs=planner.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_prefill_tokens=self.limits.max_num_batched_tokens,
+            max_prefill_tokens=self.controller.max_prefill_tokens,
             num_step_tokens=num_step_tokens,
             num_step_rows=num_step_rows,
             step_s=step_s,
@@ -167,151 +258,40 @@ class Scheduler:
     # ------------------------------------------------------------ a step is planned
 
     def schedule(self, now: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to compute.
+        """The next step, or None if there is nothing to compute; `wake_at` then says when there may be.
 
         Raises:
             RuntimeError: the last plan was neither committed nor failed.
         """
         if self._planned is not None:
             raise RuntimeError("the last step was not committed")
+        self._expire(now)
+        self._clocks.settle(now)
         plan = StepPlan(step=self._step)
-        running = self._running
-        self._chunked = []
-        num_preemptions = self._num_preemptions
-        running.sort_prefilling()
-        self._grant_decodes(plan)
-        running.refresh_decoding()
-        budget = self.limits.max_num_batched_tokens - len(running.slots)
-        for sequence in running.prefilling:
-            if budget > 0 and sequence.state is State.PREFILLING:
-                budget -= self._grant_chunk(plan, sequence, budget)
-        if self._num_preemptions == num_preemptions:
-            self._admit(plan, budget, now)
-        plan.decodes = running.slots
-        plan.num_context_tokens = running.num_context_tokens
+        self._planner.fill(plan, now)
+        self._clocks.reason = self._planner.waits_for
         if not plan.decodes and not plan.chunks:
             return None
-        plan.leaves, running.leaves = running.leaves, []
+        plan.leaves, self._running.leaves = self._running.leaves, []
         self._step += 1
-        self._planned = plan
+        self._planned, self._planned_at = plan, now
         return plan
 
-    def _grant_decodes(self, plan: StepPlan) -> None:
-        """A block for each decoding row whose last one is full, the first in the order first."""
-        if not self._needs_block:
-            return
-        needs, self._needs_block = sorted(self._needs_block, key=in_order), []
-        for sequence in needs:
-            if sequence.state is not State.DECODING:
+    def _expire(self, now: float) -> None:
+        """End the requests whose deadlines have come."""
+        for kind, request in self._deadlines.pop_due(now):
+            if not self._is_live(request):
                 continue
-            if self._make_room(sequence, [*self._running.prefilling, *self._running.decoding]):
-                self._reserve(plan, sequence)
+            sequences = self._live[request.id]
+            if kind == TTFT:
+                # One choice's first token is the request's.
+                if all(s.first_token is None for s in sequences) and len(sequences) == request.n:
+                    waited = now - request.arrival
+                    error = f"ttft deadline: no first token within {waited:.3f} s"
+                    self._end_all(request.id, now, FinishReason.DEADLINE, error)
             else:
-                self._preempt(sequence)
-
-    def _grant_chunk(self, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-        """Tokens granted to a prefilling sequence: what it lacks, cut to the budget and to the free blocks.
-
-        It may take blocks from prefilling sequences after it in the order; if there are none it waits, keeping its own.
-        A chunk does not go from the prompt into what was generated before a preemption: an executor may compute the
-        two in different ways.
-        """
-        kv = self.kv
-        start = sequence.computed
-        end = sequence.num_prompt if start < sequence.num_prompt else len(sequence.tokens)
-        count = min(end - start, budget)
-        capacity = len(sequence.blocks) * kv.block_size
-        if start == capacity and not self._make_room(sequence, self._running.prefilling):
-            return 0
-        num_missing = min(kv.num_blocks_for(start + count) - len(sequence.blocks), kv.pool.num_free)
-        count = min(count, capacity + num_missing * kv.block_size - start)
-        if not sequence.joined:
-            self._announce(plan, sequence)
-        for _ in range(num_missing):
-            self._reserve(plan, sequence)
-        samples = start + count == len(sequence.tokens)
-        plan.chunks.append(Chunk(sequence.slot, start, count, samples, scores=sequence.wants_scores))
-        plan.num_chunk_tokens += count
-        self._chunked.append(sequence)
-        return count
-
-    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
-        """Let waiting sequences join, in order, while there are slots, tokens, and blocks for all they know."""
-        kv, running = self.kv, self._running
-        room = min(self._batching.room(running.num_taken, self.limits.max_num_seqs), len(running.free_slots))
-        promised = sum(kv.num_blocks_for(len(s.tokens)) - len(s.blocks) for s in running.prefilling)
-        while room > 0 and budget > 0 and (sequence := self._waiting.peek()) is not None:
-            num_slots = 1 + sum(1 for s in sequence.siblings if s.state is State.WAITING)
-            if num_slots > room:
-                break
-            matched = kv.match(sequence)
-            num_missing = kv.num_blocks_for(len(sequence.tokens)) - len(matched)
-            spare = 1 + int(WATERMARK * kv.pool.num_blocks)
-            if not running.is_empty and num_missing + promised + spare > kv.num_free_after(matched):
-                break
-            self._waiting.pop()
-            self._join(sequence, matched, now)
-            room -= num_slots
-            budget -= self._grant_chunk(plan, sequence, budget)
-            promised += kv.num_blocks_for(len(sequence.tokens)) - len(sequence.blocks)
-
-    def _join(self, sequence: Sequence, matched: list[int], now: float) -> None:
-        """A waiting sequence takes a slot, the matched blocks, and slots for the choices that will follow it."""
-        self._running.take_slot(sequence, State.PREFILLING)
-        self.kv.attach(sequence, matched)
-        if sequence.first_scheduled is None:
-            sequence.first_scheduled = now
-            sequence.num_cached = sequence.computed
-            self._prefix_queries += sequence.num_prompt
-            self._prefix_hits += sequence.num_cached
-        for sibling in sequence.siblings:
-            if sibling.state is State.WAITING:
-                self._running.take_slot(sibling, State.FORKING)
-                if sibling.first_scheduled is None:
-                    sibling.first_scheduled = now
-                    sibling.num_cached = sequence.num_cached
-
-    def _announce(self, plan: StepPlan, sequence: Sequence) -> None:
-        """Tell the executor of a new row and of the computed blocks it starts with."""
-        sequence.joined = True
-        plan.joins.append(Join(sequence.slot, sequence.request, sequence.choice, sequence.tokens))
-        plan.block_slots.extend([sequence.slot] * len(sequence.blocks))
-        plan.block_ids.extend(sequence.blocks)
-
-    def _reserve(self, plan: StepPlan, sequence: Sequence) -> None:
-        plan.block_slots.append(sequence.slot)
-        plan.block_ids.append(self.kv.reserve(sequence))
-
-    # ------------------------------------------------------------ memory runs out
-
-    def _make_room(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Free a block if there is none, preempting those of `running` after `sequence` in the order, the last first.
-
-        The first in the order always gets its block, since the whole cache can hold any one sequence: somebody
-        always advances.
-        """
-        while self.kv.pool.num_free == 0:
-            later = [s for s in running if s.order > sequence.order and s.blocks]
-            if not later:
-                return False
-            later.sort(key=in_order, reverse=True)
-            # A sequence whose every block is shared frees nothing by itself: it goes only if the others are like it.
-            self._preempt(next((s for s in later if self.kv.frees_some(s)), later[0]))
-        return True
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Back to its place in the queue; it will resume from whatever of its blocks is still cached.
-
-        Choices that wait for its prompt give their slots back too: slots held by nobody who runs could keep out
-        the head of the queue for ever.
-        """
-        for one in (sequence, *sequence.siblings):
-            if one.state is not State.GONE:
-                self.kv.release(one)
-                self._running.vacate(one, State.WAITING)
-        sequence.preemptions += 1
-        self._num_preemptions += 1
-        self._waiting.push(sequence)
+                error = f"e2e deadline: not finished within {now - request.arrival:.3f} s"
+                self._end_all(request.id, now, FinishReason.DEADLINE, error)
 
     # ------------------------------------------------------------ a step is over
 
@@ -321,30 +301,32 @@ class Scheduler:
         Raises:
             RuntimeError: no step was planned.
         """
-        plan = self._take_planned()
+        plan = self._take_planned(now)
         output = self.take_ended()
-        rows, keys, sampled = self._running.decoding, self._running.keys, result.tokens
-        num_decodes = len(rows)
-        if result.errors:
-            rows = [s for s in rows if s.slot not in result.errors]
-            keys = [s.key for s in rows]
-            sampled = [t for s, t in zip(self._running.decoding, sampled, strict=False) if s.slot not in result.errors]
-        elif len(sampled) > num_decodes:
-            sampled = sampled[:num_decodes]
-        output.keys, output.tokens = keys, sampled
-        if result.logprobs:  # before any sequence ends and leaves its slot
-            output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
-        for sequence, token in zip(rows, sampled, strict=True):
-            tokens = sequence.tokens
-            tokens.append(token)
-            if len(tokens) >= sequence.mark or token in sequence.ends:
-                self._examine(sequence, token, output, now)
-        if result.errors:
-            for sequence in [s for s in self._running.decoding if s.slot in result.errors]:
-                self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[sequence.slot])
+        output.joined = [s.request.id for s in self._planner.joined]
+        num_decodes = len(plan.decodes)
+        if num_decodes:
+            self._commit_decodes(result, num_decodes, output, now)
         if plan.chunks:
             self._commit_chunks(plan, result, result.tokens[num_decodes:], output, now)
+        if self.controller.is_active:
+            self.controller.observe(plan, max(0.0, now - self._planned_at))
+        self._release_held()
         return output
+
+    def check_result(self, plan: StepPlan, result: StepResult) -> str | None:
+        """What makes a result unusable as a whole, None if nothing does; tokens outside the vocabulary become errors of
+        their rows."""
+        tokens = result.tokens
+        num_rows = len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples)
+        if len(tokens) != num_rows:
+            return f"the executor gave {len(tokens)} tokens for {num_rows} rows"
+        if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
+            slots = [*plan.decodes, *(chunk.slot for chunk in plan.chunks if chunk.samples)]
+            for slot, token in zip(slots, tokens, strict=True):
+                if not 0 <= token < self._vocab_size:
+                    result.errors.setdefault(slot, "the sampled token is outside the vocabulary")
+        return None
 
     def fail(self, message: str, now: float) -> StepOutput:
         """The planned step failed as a whole: every row in it ends with this error; rows outside it go on.
@@ -352,33 +334,67 @@ class Scheduler:
         Raises:
             RuntimeError: no step was planned.
         """
-        self._take_planned()
+        plan = self._take_planned(now)
         output = self.take_ended()
-        for sequence in [*self._running.decoding, *self._chunked]:
+        output.joined = [s.request.id for s in self._planner.joined]
+        rows = self._running.decoding if plan.decodes else []
+        for sequence in [*rows, *self._planner.chunked]:
             self._end(sequence, output, now, FinishReason.ERROR, error=message)
+        self._release_held()
         return output
 
-    def _take_planned(self) -> StepPlan:
-        plan, self._planned = self._planned, None
+    def _take_planned(self, now: float) -> StepPlan:
+        plan = self._planned
         if plan is None:
             raise RuntimeError("no step was planned")
+        self._expire(now)
+        self._planned = None
         return plan
+
+    def _commit_decodes(self, result: StepResult, num_decodes: int, output: StepOutput, now: float) -> None:
+        """Append a token to every decoding row, and end those whose time has come."""
+        running = self._running
+        rows, keys, sampled = running.decoding, running.keys, result.tokens
+        if result.errors:
+            rows = [s for s in rows if s.slot not in result.errors]
+            keys = [s.key for s in rows]
+            sampled = [t for s, t in zip(running.decoding, sampled, strict=False) if s.slot not in result.errors]
+        elif len(sampled) > num_decodes:
+            sampled = sampled[:num_decodes]
+        output.keys, output.tokens = keys, sampled
+        if result.logprobs:  # before any sequence ends and leaves its slot
+            output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
+        if self._service is not None:
+            self._service.charge_outputs(running.owners)
+        failed = [s for s in running.decoding if s.slot in result.errors] if result.errors else []
+        running.advance()
+        for sequence, token in zip(rows, sampled, strict=True):
+            tokens = sequence.tokens
+            tokens.append(token)
+            if len(tokens) >= sequence.mark or token in sequence.ends:
+                self._examine(sequence, token, output, now)
+        for sequence in failed:
+            self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[sequence.slot])
 
     def _commit_chunks(
         self, plan: StepPlan, result: StepResult, sampled: list[int], output: StepOutput, now: float
     ) -> None:
         """Apply the chunks; those that reached their last known token start to decode."""
         output.keys, output.tokens = list(output.keys), list(output.tokens)
+        self._planner.may_join = True
         tokens = iter(sampled)
-        for chunk, sequence in zip(plan.chunks, self._chunked, strict=True):
+        for chunk, sequence in zip(plan.chunks, self._planner.chunked, strict=True):
             token = next(tokens) if chunk.samples else None
             if chunk.slot in result.errors:
                 self._end(sequence, output, now, FinishReason.ERROR, error=result.errors[chunk.slot])
                 continue
-            if sequence.aborted:
-                self._end(sequence, output, now, FinishReason.ABORT)
+            if sequence.doom is not None:
+                self._end(sequence, output, now, sequence.doom[0], error=sequence.doom[1])
                 continue
+            sequence.num_chunks += 1
+            sequence.num_recomputed += max(0, min(sequence.peak, chunk.start + chunk.count) - chunk.start)
             sequence.computed += chunk.count
+            sequence.peak = max(sequence.peak, sequence.computed)
             self.kv.publish(sequence, sequence.computed)
             if chunk.scores:
                 self._commit_scores(chunk, sequence, result, output)
@@ -387,6 +403,10 @@ class Scheduler:
             self._fork(sequence)
             if sequence.first_token is None:
                 sequence.first_token = now
+                if self.controller.is_active:
+                    self.controller.first_token(max(0.0, now - sequence.request.arrival))
+            if self._service is not None:
+                self._service.charge_outputs([(sequence.owner, 1)])
             self._running.start_decode(sequence)
             sequence.tokens.append(token)
             output.keys.append(sequence.key)
@@ -406,11 +426,15 @@ class Scheduler:
         for sibling in lead.siblings:
             if sibling.state is State.FORKING:
                 self.kv.share(lead, sibling)
+                sibling.peak = sibling.computed
                 self._running.start_prefill(sibling)
         lead.siblings = []
 
     def _examine(self, sequence: Sequence, token: int, output: StepOutput, now: float) -> None:
         """A decoding sequence got `token` and has come to its mark: end it, or set the next one."""
+        if sequence.doom is not None:
+            self._end(sequence, output, now, sequence.doom[0], error=sequence.doom[1])
+            return
         ending = sequence.ending(token)
         if ending is not None:
             self._end(sequence, output, now, *ending)
@@ -419,9 +443,33 @@ class Scheduler:
         computed = len(sequence.tokens) - 1
         if computed % block_size == 0:
             self.kv.publish(sequence, computed)
-            self._needs_block.append(sequence)
+            if self.kv.is_full(sequence):
+                self._planner.needs_block.append(sequence)
         if sequence.matcher is None:
             sequence.mark = min(sequence.end, (computed // block_size + 1) * block_size + 1)
+
+    # ------------------------------------------------------------ endings
+
+    def _end_all(self, request_id: int, now: float, reason: FinishReason, error: str | None) -> None:
+        """End a request's sequences: at once, or those that are in the step in flight when it is over."""
+        for sequence in list(self._live.get(request_id, ())):
+            if self._is_in_flight(sequence):
+                sequence.doom = sequence.doom or (reason, error)
+                sequence.mark = 0
+            else:
+                self._end(sequence, self._ended, now, reason, error=error)
+        self._release_held()
+
+    def _is_live(self, request: Request) -> bool:
+        sequences = self._live.get(request.id)
+        return sequences is not None and sequences[0].request is request
+
+    def _is_in_flight(self, sequence: Sequence) -> bool:
+        if self._planned is None:
+            return False
+        if sequence.state is State.DECODING:
+            return bool(self._planned.decodes)
+        return sequence.state is State.PREFILLING and sequence in self._planner.chunked
 
     def _end(
         self,
@@ -432,8 +480,8 @@ class Scheduler:
         stop_reason: int | str | None = None,
         error: str | None = None,
     ) -> None:
-        """A sequence is over: everything it holds is free, and its one `Finish` is given out."""
-        if sequence.state is State.GONE:
+        """A sequence is over: what it holds is free, or kept to the end of its batch; its `Finish` is given out."""
+        if sequence.state in (State.GONE, State.HELD):
             return
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
@@ -441,13 +489,27 @@ class Scheduler:
             self.kv.distrust(sequence)
         elif sequence.state is State.DECODING:
             self.kv.publish(sequence, len(sequence.tokens) - 1)
-        self.kv.release(sequence)
-        self._running.vacate(sequence, State.GONE)
+        if self._planner.batching.holds and reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._running.hold(sequence)
+        else:
+            self.kv.release(sequence)
+            self._running.vacate(sequence, State.GONE)
+        self._planner.may_join = True
+        if self._service is not None:
+            self._service.leave(sequence)
         live = self._live[sequence.request.id]
         live.remove(sequence)
         if not live:
             del self._live[sequence.request.id]
+            self._deadlines.prune(len(self._live), self._is_live)
         output.finishes.append(sequence.finish(now, reason, stop_reason, error))
         for sibling in sequence.siblings:
             # Choices that waited for this one's prompt have nothing to start from.
             self._end(sibling, output, now, reason, stop_reason, error)
+
+    def _release_held(self) -> None:
+        """A held batch whose last member is over gives everything back."""
+        if self._running.held and not self._running.num_live:
+            for sequence in self._running.take_held():
+                self.kv.release(sequence)
+                self._running.vacate(sequence, State.GONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
-from chairlift.core.types import Finish, FinishReason, Request
+from chairlift.core.types import Decisions, Finish, FinishReason, PreemptReason, Request, WaitReason
 
 
 class StopMatcher(Protocol):
@@ -24,7 +24,14 @@ class State(Enum):
     """Has a slot, and waits for another choice of its request to compute their common prompt."""
     PREFILLING = 2
     DECODING = 3
-    GONE = 4
+    HELD = 4
+    """Over, but a row of a static batch until its end."""
+    GONE = 5
+
+
+Order = tuple[int, float, int, int]
+"""(level, when, serial, choice): lower goes first. Level is the priority, or better by ageing; `when` is the arrival,
+or the deadline where deadlines rule."""
 
 
 class Sequence:
@@ -38,11 +45,13 @@ class Sequence:
     """
 
     __slots__ = (
-        "aborted",
+        "ages_at",
+        "awaited",
         "blocks",
         "chain",
         "choice",
         "computed",
+        "doom",
         "end",
         "ends",
         "first_scheduled",
@@ -51,26 +60,36 @@ class Sequence:
         "mark",
         "matcher",
         "num_cached",
+        "num_chunks",
         "num_prompt",
+        "num_recomputed",
         "order",
+        "owner",
+        "passed",
+        "peak",
+        "preempted_at",
+        "preempted_s",
         "preemptions",
         "published",
+        "queued_behind",
         "request",
         "scored",
         "siblings",
         "slot",
         "state",
         "tokens",
+        "waited",
+        "waits_from",
+        "waits_since",
     )
 
-    def __init__(
-        self, request: Request, choice: int, order: tuple[int, int, int], end: int, matcher: StopMatcher | None
-    ) -> None:
+    def __init__(self, request: Request, choice: int, order: Order, end: int, matcher: StopMatcher | None) -> None:
         params = request.params
         self.request = request
         self.choice = choice
         self.order = order
-        """(priority, serial, choice): a preempted sequence returns to its own place."""
+        """Its place among all others: a preempted sequence returns to it."""
+        self.owner = request.principal, request.tenant
         self.end = end
         """Number of tokens, prompt included, at which the sequence ends for its length."""
         self.matcher = matcher
@@ -95,11 +114,32 @@ class Sequence:
         """Other choices of the request, waiting for this one to compute their common prompt. They have their slots."""
         self.scored = 0 if params.prompt_logprobs is not None else self.num_prompt
         """Highest prompt position whose log-probability was given out; the first token has none."""
-        self.aborted = False
-        self.num_cached = 0
-        self.preemptions = 0
+        self.awaited: list[bytes] = []
+        """Keys of blocks that it is going to compute and that others may wait for."""
+        self.doom: tuple[FinishReason, str | None] | None = None
+        """Why it ends with the step in flight, whatever that gives: aborted, or past a deadline."""
         self.first_scheduled: float | None = None
         self.first_token: float | None = None
+
+        # Its place in the queue, kept by the queue.
+        self.waits_since: float | None = None
+        self.ages_at = 0.0
+        self.passed = 0
+        """How often a later one joined before it."""
+
+        # What was decided about it.
+        self.num_cached = 0
+        self.queued_behind = 0
+        self.waits_from: tuple[float, ...] = ()
+        """The scheduler's clocks of waiting (in the order of `WaitReason`) when it arrived."""
+        self.waited: tuple[tuple[WaitReason, float], ...] = ()
+        self.preemptions: list[tuple[int, PreemptReason]] = []
+        self.preempted_at: float | None = None
+        self.preempted_s = 0.0
+        self.num_chunks = 0
+        self.num_recomputed = 0
+        self.peak = 0
+        """Tokens that were ever computed at once, or found in the cache."""
 
     @property
     def key(self) -> tuple[int, int]:
@@ -113,11 +153,14 @@ class Sequence:
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 
+    def set_level(self, level: int) -> None:
+        """Move up or down among all others, with the choices that follow it."""
+        for one in (self, *self.siblings):
+            one.order = (level, *one.order[1:])
+
     def ending(self, token: int) -> tuple[FinishReason, int | str | None] | None:
-        """Why the sequence is over now that `token`, its newest, was appended; None if it goes on."""
+        """Why the sequence is over by itself now that `token`, its newest, was appended; None if it goes on."""
         params = self.request.params
-        if self.aborted:
-            return FinishReason.ABORT, None
         if token in self.ends:
             return FinishReason.STOP, None if token not in params.stop_token_ids else token
         stop = self.matcher.push(token) if self.matcher is not None else None
@@ -139,9 +182,18 @@ class Sequence:
             num_prompt_tokens=self.num_prompt,
             num_output_tokens=self.num_output,
             num_cached_tokens=self.num_cached,
-            num_preemptions=self.preemptions,
+            num_preemptions=len(self.preemptions),
             arrival=self.request.arrival,
             first_scheduled=self.first_scheduled,
             first_token=self.first_token,
             finished=now,
+            decisions=Decisions(
+                queued_behind=self.queued_behind,
+                waited=self.waited,
+                preemptions=tuple(self.preemptions),
+                preempted_s=self.preempted_s,
+                chunks=self.num_chunks,
+                recomputed_tokens=self.num_recomputed,
+                passed=self.passed,
+            ),
         )

@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from chairlift.core.engine import Engine, Executor, Pending
+from chairlift.core.engine import Engine, Executor, Observer, Pending
 from chairlift.core.errors import InvalidOption
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request, StepPlan, StepResult
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
@@ -40,8 +41,42 @@ class Built:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model on a device, ready to compute. Engines are put around it one after the other, never two at a time."""
+
+    executor: OpenVINOExecutor
+    model: Model
+    text: Text
+    limits: Limits
+    enable_prefix_caching: bool
+
+    def engine(self, policy: Policy, observer: Observer | None = None) -> Engine:
+        """A fresh engine, with nothing in its cache."""
+        scheduler = Scheduler(
+            self.limits,
+            self.executor.cache_shape,
+            vocab_size=self.model.config.vocab_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            policy=policy,
+        )
+        return Engine(scheduler, _Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer)
+
+
 def build(options: EngineOptions) -> Built:
-    """Load a model and put an engine around it. The tokenizer is read while the device compiles.
+    """Load a model and put an engine around it.
+
+    Raises:
+        InvalidModel: there is no such model, or its files cannot be used.
+        InvalidOption: options that do not go with this model or machine.
+    """
+    loaded = load(options)
+    engine = loaded.engine(options.policy())
+    return Built(engine, loaded.model, loaded.text, loaded.limits, loaded.executor.cache_shape)
+
+
+def load(options: EngineOptions) -> Loaded:
+    """Load a model. The tokenizer is read while the device compiles.
 
     Raises:
         InvalidModel: there is no such model, or its files cannot be used.
@@ -69,21 +104,15 @@ def build(options: EngineOptions) -> Built:
         executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed))
         text = reading.result()
 
-    limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, max_model_len)
-    scheduler = Scheduler(
-        limits,
-        executor.cache_shape,
-        vocab_size=model.config.vocab_size,
-        enable_prefix_caching=options.enable_prefix_caching,
-    )
-    if scheduler.max_model_len < max_model_len and options.max_model_len is not None:
+    shape = executor.cache_shape
+    num_cache_tokens = shape.num_blocks * shape.block_size
+    if num_cache_tokens < max_model_len and options.max_model_len is not None:
         raise InvalidOption(
-            f"max_model_len is {max_model_len}, but the cache holds {scheduler.max_model_len} tokens: "
+            f"max_model_len is {max_model_len}, but the cache holds {num_cache_tokens} tokens: "
             "give it more memory (kv_cache_memory_bytes)"
         )
-    limits.max_model_len = scheduler.max_model_len
-    engine = Engine(scheduler, _Reporting(executor), _StopMatchers(text.tokenizer))
-    return Built(engine, model, text, limits, executor.cache_shape)
+    limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, min(max_model_len, num_cache_tokens))
+    return Loaded(executor, model, text, limits, options.enable_prefix_caching)
 
 
 def _max_model_len(options: EngineOptions, model: Model) -> int:

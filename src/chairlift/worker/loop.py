@@ -8,13 +8,14 @@ Only the thread in `run` touches the engine. Everybody else talks to it through 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from chairlift.core.engine import Engine
-from chairlift.core.errors import InvalidRequest, NeverFits
-from chairlift.core.types import EngineStats, Request, StepOutput
-from chairlift.wire import Abort, Add, Drain, Refused, Step, ToWorker
+from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
+from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput
+from chairlift.wire import Abort, Add, Drain, Refused, SetLimits, Step, ToWorker
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
@@ -90,11 +91,14 @@ class EngineLoop:
             return
 
     def _sleep(self) -> None:
-        """Wait for a command; without one, send a heartbeat."""
+        """Wait for a command, or for what the engine waits for; if neither comes for long, send a heartbeat."""
+        wake_at = self._engine.wake_at()
+        rest_s = self._heartbeat_s if wake_at is None else max(0.0, wake_at - self._clock())
         try:
-            command = self._inbox.get(timeout=self._heartbeat_s)
+            command = self._inbox.get(timeout=min(rest_s, self._heartbeat_s))
         except Empty:
-            self._send(StepOutput(), self._engine.stats())
+            if rest_s >= self._heartbeat_s:
+                self._send(StepOutput(), self._engine.stats())
         else:
             self._apply(command)
 
@@ -106,6 +110,9 @@ class EngineLoop:
                 self._engine.abort(request_id, self._clock())
             case Drain():
                 self._draining = True
+                self._engine.close()
+            case SetLimits(change):
+                self._set_limits(change)
             case None:
                 self._stopping = True
 
@@ -117,6 +124,13 @@ class EngineLoop:
             self._engine.add(request)
         except InvalidRequest as error:
             self._emit(Refused(request.id, str(error), error.param, never=isinstance(error, NeverFits)))
+
+    def _set_limits(self, change: LimitChange) -> None:
+        """What is out of range was refused where it came in: a change that is refused here changes nothing."""
+        try:
+            self._engine.set_limits(change)
+        except InvalidOption as error:
+            print(f"chairlift: limits not changed: {error}", file=sys.stderr, flush=True)
 
     def _send(self, output: StepOutput, stats: EngineStats) -> None:
         self._emit(to_step(output, stats, self._clock()))

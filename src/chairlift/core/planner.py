@@ -1,0 +1,416 @@
+"""What goes into a step: blocks for those who decode, chunks for those who prefill, and who joins.
+
+A step in order: blocks for the rows that decode, preempting from the tail of the order until they fit; then chunks of
+those that prefill, in order, under the token budget; then joins, in the order of the queue. Nothing granted is taken
+back. With `prefill_first`, and always in held batches, a step is either chunks and joins or decodes.
+"""
+
+from __future__ import annotations
+
+from chairlift.core.batching import make_batching
+from chairlift.core.controller import Controller
+from chairlift.core.fairness import Service
+from chairlift.core.kv import KVCache
+from chairlift.core.ordering import Waiting
+from chairlift.core.policy import Policy
+from chairlift.core.running import RunningSet, in_order
+from chairlift.core.sequence import Sequence, State
+from chairlift.core.types import Chunk, Join, Limits, PreemptReason, StepPlan, WaitReason
+from chairlift.core.waits import WaitClocks
+
+MAX_SET_ASIDE = 16
+"""How many waiting sequences that cannot join are looked past in one step."""
+
+
+class Planner:
+    """Fills plans from the queue and the running set, within limits that may change between steps."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        limits: Limits,
+        kv: KVCache,
+        running: RunningSet,
+        waiting: Waiting,
+        controller: Controller,
+        clocks: WaitClocks,
+        service: Service | None,
+    ) -> None:
+        self.policy = policy
+        self.limits = limits
+        self.batching = make_batching(policy)
+        self.reserves_max = policy.kv_reservation == "max" or self.batching.holds
+        """Whether whoever joins gets the blocks of its longest possible output at once."""
+        self.closed = False
+        """Whether no more requests will come."""
+        self.threshold = policy.long_prefill_token_threshold
+        self.max_num_seqs = limits.max_num_seqs
+        """As in force in the last step: the limit, or what the controller allowed."""
+        self.chunked: list[Sequence] = []
+        """Sequences of the last plan's chunks."""
+        self.joined: list[Sequence] = []
+        """First choices that joined for the first time in the last plan."""
+        self.needs_block: list[Sequence] = []
+        """Decoding sequences whose last block is full."""
+        self.set_aside: list[tuple[Sequence, WaitReason]] = []
+        """Those that could not join in the last step although they were looked at."""
+        self.blocked_by: WaitReason | None = None
+        """Why nobody else could join then; None if nobody else waited."""
+        self.opens_at: float | None = None
+        """When the held batch that is forming opens at the latest; None if none forms, or waiting does not open it."""
+        self.may_join = True
+        """Whether anything happened that could let one join who could not: blocks or slots came free, or one came."""
+        self.num_preemptions = 0
+        self.prefix_queries = 0
+        self.prefix_hits = 0
+        self._kv = kv
+        self._running = running
+        self._waiting = waiting
+        self._controller = controller
+        self._clocks = clocks
+        self._service = service
+        self._prefill_first = policy.prefill_first or self.batching.holds
+        self._preempts_for_slots = policy.scheduling_policy != "fcfs" and not self.batching.holds
+
+    def fill(self, plan: StepPlan, now: float) -> None:
+        """Put into an empty plan what the next step computes; it stays empty if there is nothing to do."""
+        running = self._running
+        self.chunked, self.joined = [], []
+        running.sort_prefilling()
+        if self._preempts_for_slots and self._waiting and self._waiting.best_level < running.worst_level:
+            self._yield_to_priority(now)
+            running.sort_prefilling()
+        num_preemptions = self.num_preemptions
+        if self._prefill_first:
+            running.refresh_decoding()
+            self._fill_prefill(plan, now, num_preemptions)
+            if not plan.chunks:
+                self._fill_decodes(plan, now)
+        else:
+            self._fill_decodes(plan, now)
+            self._fill_prefill(plan, now, num_preemptions)
+
+    @property
+    def waits_for(self) -> WaitReason:
+        """What keeps the first of the queue."""
+        if self.set_aside:
+            return self.set_aside[0][1]
+        return self.blocked_by or WaitReason.STEP
+
+    # ------------------------------------------------------------ decodes
+
+    def _fill_decodes(self, plan: StepPlan, now: float) -> None:
+        """Every decoding row, with a block for those whose last one is full, the first in the order first."""
+        running = self._running
+        if self.needs_block:
+            needs, self.needs_block = sorted(self.needs_block, key=in_order), []
+            for sequence in needs:
+                if sequence.state is not State.DECODING or not self._kv.is_full(sequence):
+                    continue
+                if self._make_room(sequence, [*running.prefilling, *running.decoding], now):
+                    self._reserve(plan, sequence)
+                else:
+                    self._preempt(sequence, sequence, PreemptReason.BLOCKS, now)
+        running.refresh_decoding()
+        plan.decodes = running.slots
+        if plan.decodes:
+            plan.fillers = running.fillers
+            plan.num_context_tokens = running.num_context_tokens + running.num_filler_tokens
+
+    # ------------------------------------------------------------ chunks
+
+    def _fill_prefill(self, plan: StepPlan, now: float, num_preemptions: int) -> None:
+        """Chunks of those who prefill, then joins. A step that preempted lets nobody join: it would undo the good."""
+        running = self._running
+        budget = self.limits.max_num_batched_tokens - len(plan.decodes) - len(plan.fillers)
+        for sequence in running.prefilling:
+            if budget > 0 and sequence.state is State.PREFILLING:
+                budget -= self._grant_chunk(plan, sequence, budget, now)
+        self.max_num_seqs = self._cap(running)
+        self.opens_at = None
+        if not self._waiting:
+            self.set_aside, self.blocked_by = [], None
+        elif self.num_preemptions != num_preemptions:
+            self.set_aside, self.blocked_by = [], WaitReason.BLOCKS
+        else:
+            self._admit(plan, budget, now)
+
+    def _cap(self, running: RunningSet) -> int:
+        if not self._controller.is_active:
+            return self.limits.max_num_seqs
+        cap = self._controller.max_num_seqs(running.num_live, len(self._waiting), running.num_context_tokens)
+        return min(cap, self.limits.max_num_seqs)
+
+    def _grant_chunk(self, plan: StepPlan, sequence: Sequence, budget: int, now: float) -> int:
+        """Tokens granted to a prefilling sequence: what it lacks, cut to the budget and to the free blocks.
+
+        It may take blocks from prefilling sequences after it in the order; if there are none it waits, keeping its own.
+        A chunk does not go from the prompt into what was generated before a preemption: an executor may compute the
+        two in different ways.
+        """
+        kv = self._kv
+        start = sequence.computed
+        in_prompt = start < sequence.num_prompt
+        lacking = (sequence.num_prompt if in_prompt else len(sequence.tokens)) - start
+        count = min(lacking, budget)
+        if self.policy.enable_chunked_prefill or not in_prompt:
+            count = self._cut(plan, sequence, count)
+        elif count < lacking:
+            return 0
+        if count <= 0:
+            return 0
+        capacity = len(sequence.blocks) * kv.block_size
+        if start == capacity and not self._make_room(sequence, self._running.prefilling, now):
+            return 0
+        reserved = sequence.end if self.reserves_max else start + count
+        num_missing = min(kv.num_blocks_for(reserved) - len(sequence.blocks), kv.pool.num_free)
+        count = min(count, capacity + num_missing * kv.block_size - start)
+        if not sequence.joined:
+            self._announce(plan, sequence)
+        for _ in range(num_missing):
+            self._reserve(plan, sequence)
+        samples = start + count == len(sequence.tokens)
+        plan.chunks.append(Chunk(sequence.slot, start, count, samples, scores=sequence.wants_scores))
+        plan.num_chunk_tokens += count
+        plan.num_chunk_pairs += count * start + count * (count + 1) // 2
+        self.chunked.append(sequence)
+        return count
+
+    def _cut(self, plan: StepPlan, sequence: Sequence, count: int) -> int:
+        """How many of `count` tokens one sequence may compute in this step, blocks aside.
+
+        At least one in a step that would be empty otherwise, whatever the controller thinks of it.
+        """
+        if 0 < self.threshold < count and self._has_company(plan):
+            count = self.threshold
+        if self._controller.is_active:
+            num_rows = len(plan.decodes) + len(plan.fillers)
+            least = 0 if plan.decodes or plan.chunks else 1
+            fits = self._controller.chunk_tokens(plan, num_rows, plan.num_context_tokens, sequence.computed, count)
+            count = min(count, max(least, fits))
+        return count
+
+    def _has_company(self, plan: StepPlan) -> bool:
+        return bool(plan.decodes) or bool(self._waiting) or len(self._running.prefilling) > 1
+
+    def _announce(self, plan: StepPlan, sequence: Sequence) -> None:
+        """Tell the executor of a new row and of the computed blocks it starts with."""
+        sequence.joined = True
+        plan.joins.append(Join(sequence.slot, sequence.request, sequence.choice, sequence.tokens))
+        plan.block_slots.extend([sequence.slot] * len(sequence.blocks))
+        plan.block_ids.extend(sequence.blocks)
+
+    def _reserve(self, plan: StepPlan, sequence: Sequence) -> None:
+        plan.block_slots.append(sequence.slot)
+        plan.block_ids.append(self._kv.reserve(sequence))
+
+    # ------------------------------------------------------------ joins
+
+    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
+        """Let waiting sequences join, in order, while there are slots, tokens, and blocks for all they know.
+
+        One that cannot is set aside, so that others may pass it, but not more than `max_bypass` times in all. The
+        members of a held batch join all at once, and get their first chunks as the budget allows.
+        """
+        if self.blocked_by is WaitReason.BLOCKS and not self.may_join:
+            return
+        self.may_join = False
+        waiting, holds = self._waiting, self.batching.holds
+        self.set_aside, self.blocked_by = [], None
+        room = self._room(now)
+        if room <= 0:
+            self.blocked_by = WaitReason.BATCH if holds else WaitReason.SLOTS
+            return
+        promised = sum(self._num_needed(s) - len(s.blocks) for s in self._running.prefilling)
+        while (sequence := waiting.peek(now)) is not None:
+            matched = self._kv.match(sequence)
+            num_needed = self._num_needed(sequence)
+            reason = self._obstacle(sequence, matched, num_needed + promised, room, budget)
+            if reason is None:
+                waiting.pop(sequence)
+                waiting.left(sequence)
+                room -= self._join(sequence, matched, now)
+                if budget > 0:
+                    budget -= self._grant_chunk(plan, sequence, budget, now)
+                promised += num_needed - len(sequence.blocks)
+                for passed, obstacle in self.set_aside:
+                    passed.passed += 1
+                    if passed.passed >= self.policy.max_bypass:
+                        self.blocked_by = obstacle
+                if self.blocked_by is not None:
+                    break
+            elif self._may_be_passed(sequence, reason, room):
+                waiting.pop(sequence)
+                self.set_aside.append((sequence, reason))
+            else:
+                self.blocked_by = reason
+                break
+        for sequence, _ in self.set_aside:
+            waiting.push_back(sequence)
+
+    def _room(self, now: float) -> int:
+        """How many sequences may join in this step."""
+        running = self._running
+        is_due = self.closed
+        if self.batching.holds and not running.num_taken and (first := self._waiting.peek(now)) is not None:
+            self.opens_at = self.batching.opens_at(first.request.arrival)
+            is_due = is_due or (self.opens_at is not None and now >= self.opens_at)
+        room = self.batching.room(running.num_taken, self.max_num_seqs, len(self._waiting), is_due)
+        return min(room, len(running.free_slots))
+
+    def _obstacle(
+        self, sequence: Sequence, matched: list[int], num_blocks: int, room: int, budget: int
+    ) -> WaitReason | None:
+        """What keeps a sequence from joining; `num_blocks` are wanted by it and by those who joined before it.
+
+        Into an empty running set whoever is first may always join: what can never fit was refused when it came.
+        """
+        kv, holds = self._kv, self.batching.holds
+        if budget <= 0 and not holds:
+            return WaitReason.TOKENS
+        is_first = not self._running.num_taken
+        if not is_first and 1 + self._num_followers(sequence) > room:
+            return WaitReason.BATCH if holds else WaitReason.SLOTS
+        if not holds and kv.is_coming(sequence, len(matched)):
+            return WaitReason.PREFIX
+        if not is_first and num_blocks - len(matched) + self._num_spare > kv.num_free_after(matched):
+            return WaitReason.BLOCKS
+        if not self.policy.enable_chunked_prefill and not holds:
+            lacking = sequence.num_prompt - len(matched) * kv.block_size
+            if lacking > budget:
+                return WaitReason.TOKENS
+        return None
+
+    def _may_be_passed(self, sequence: Sequence, reason: WaitReason, room: int) -> bool:
+        """A sequence that was preempted for lack of blocks is not: whoever passed it would be the next to be preempted."""
+        return (
+            reason in (WaitReason.BLOCKS, WaitReason.PREFIX, WaitReason.SLOTS)
+            and not (sequence.preemptions and reason is WaitReason.BLOCKS)
+            and room > 0
+            and not self.batching.holds
+            and sequence.passed < self.policy.max_bypass
+            and len(self.set_aside) < MAX_SET_ASIDE
+        )
+
+    def _join(self, sequence: Sequence, matched: list[int], now: float) -> int:
+        """A waiting sequence takes a slot, the matched blocks, and slots for the choices that will follow it.
+
+        Gives the number of slots.
+        """
+        self._running.take_slot(sequence, State.PREFILLING)
+        self._kv.attach(sequence, matched)
+        self._kv.expect(sequence)
+        num_slots = 1
+        self._note_join(sequence, sequence.computed, now)
+        for sibling in sequence.siblings:
+            if sibling.state is State.WAITING:
+                self._running.take_slot(sibling, State.FORKING)
+                self._note_join(sibling, sequence.num_cached, now)
+                num_slots += 1
+        return num_slots
+
+    def _note_join(self, sequence: Sequence, num_cached: int, now: float) -> None:
+        """Write into a sequence's log that it joined, for the first time or again."""
+        sequence.peak = max(sequence.peak, num_cached)
+        if sequence.preempted_at is not None:
+            sequence.preempted_s += max(0.0, now - sequence.preempted_at)
+            sequence.preempted_at = None
+        if sequence.first_scheduled is not None:
+            return
+        sequence.first_scheduled = now
+        sequence.num_cached = num_cached
+        self._clocks.join(sequence)
+        if sequence.choice == 0:
+            self.joined.append(sequence)
+            self.prefix_queries += sequence.num_prompt
+            self.prefix_hits += num_cached
+            if self._service is not None:
+                self._service.charge_input(sequence, sequence.num_prompt - num_cached)
+
+    def _num_followers(self, sequence: Sequence) -> int:
+        """Choices that take their slots together with this one."""
+        return sum(1 for s in sequence.siblings if s.state is State.WAITING)
+
+    def _num_needed(self, sequence: Sequence) -> int:
+        """Blocks for all it knows; if the longest output is reserved, for all that it and its followers can know."""
+        num_blocks_for = self._kv.num_blocks_for
+        if not self.reserves_max:
+            return num_blocks_for(len(sequence.tokens))
+        num_shared = (sequence.num_prompt - 1) // self._kv.block_size
+        followers = [s for s in sequence.siblings if s.state in (State.WAITING, State.FORKING)]
+        return num_blocks_for(sequence.end) + sum(num_blocks_for(s.end) - num_shared for s in followers)
+
+    @property
+    def _num_spare(self) -> int:
+        """Blocks left free for those who run, so that they do not run out at once."""
+        return 0 if self.reserves_max else 1 + int(self.policy.watermark * self._kv.pool.num_blocks)
+
+    # ------------------------------------------------------------ preemption
+
+    def _yield_to_priority(self, now: float) -> None:
+        """Sequences of strictly better levels, first in the queue, get slots and blocks of those that run.
+
+        Before anything is granted, and only if it helps: nobody is preempted for one that would still not fit.
+        """
+        running, waiting, kv = self._running, self._waiting, self._kv
+        heads: list[Sequence] = []
+        room = self._room(now)
+        promised = sum(self._num_needed(s) - len(s.blocks) for s in running.prefilling)
+        while (head := waiting.peek(now)) is not None and len(heads) < MAX_SET_ASIDE:
+            victims = [s for s in running.live() if s.order[0] > head.order[0]]
+            matched = kv.match(head)
+            if not victims or kv.is_coming(head, len(matched)):
+                break
+            victims.sort(key=in_order)
+            num_slots = 1 + self._num_followers(head)
+            num_blocks = self._num_needed(head) - len(matched) + promised + self._num_spare
+            slots = room + sum(1 + self._num_forking(s) for s in victims)
+            blocks = kv.num_free_after(matched) + sum(kv.num_exclusive(s) for s in victims)
+            if slots < num_slots or blocks < num_blocks:
+                break
+            while victims and (room < num_slots or kv.num_free_after(matched) < num_blocks):
+                victim = victims.pop()
+                room += 1 + self._num_forking(victim)
+                self._preempt(victim, head, PreemptReason.PRIORITY, now)
+            room -= num_slots
+            promised = num_blocks - self._num_spare
+            waiting.pop(head)
+            heads.append(head)
+        for head in heads:
+            waiting.push_back(head)
+
+    def _num_forking(self, sequence: Sequence) -> int:
+        return sum(1 for s in sequence.siblings if s.state is State.FORKING)
+
+    def _make_room(self, sequence: Sequence, running: list[Sequence], now: float) -> bool:
+        """Free a block if there is none, preempting those of `running` after `sequence` in the order, the last first.
+
+        The first in the order always gets its block, since the whole cache can hold any one sequence: somebody
+        always advances.
+        """
+        while self._kv.pool.num_free == 0:
+            later = [s for s in running if s.order > sequence.order and s.blocks]
+            if not later:
+                return False
+            later.sort(key=in_order, reverse=True)
+            # A sequence whose every block is shared frees nothing by itself: it goes only if the others are like it.
+            victim = next((s for s in later if self._kv.frees_some(s)), later[0])
+            self._preempt(victim, sequence, PreemptReason.BLOCKS, now)
+        return True
+
+    def _preempt(self, sequence: Sequence, by: Sequence, reason: PreemptReason, now: float) -> None:
+        """Back to its place in the queue; it will resume from whatever of its blocks is still cached.
+
+        Choices that wait for its prompt give their slots back too: slots held by nobody who runs could keep out
+        the head of the queue for ever.
+        """
+        for one in (sequence, *sequence.siblings):
+            if one.state is not State.GONE:
+                one.preempted_at = now
+                one.peak = max(one.peak, len(one.tokens) - 1 if one.state is State.DECODING else one.computed)
+                self._kv.release(one)
+                self._running.vacate(one, State.WAITING)
+        sequence.preemptions.append((by.request.id, reason))
+        self.num_preemptions += 1
+        self._waiting.push(sequence, now)
+        self.may_join = True

@@ -1,0 +1,48 @@
+"""Why the queue does not move, kept so that any one request's wait can be told without touching those who wait.
+
+clocks    one for each reason; the clock of what blocks the head of the queue runs, all others stand still
+a wait    the clocks when a request joins, less the clocks when it arrived
+"""
+
+from __future__ import annotations
+
+from chairlift.core.sequence import Sequence
+from chairlift.core.types import WaitReason
+
+REASONS = tuple(WaitReason)
+
+
+class WaitClocks:
+    """Seconds by reason, as of the last `settle`."""
+
+    __slots__ = ("_seconds", "_since", "reason")
+
+    def __init__(self) -> None:
+        self.reason = WaitReason.STEP
+        """What blocks the head of the queue now; `STEP` if nothing does."""
+        self._since: float | None = None
+        self._seconds = [0.0] * len(REASONS)
+
+    @property
+    def seconds(self) -> dict[WaitReason, float]:
+        """Since the start, by what blocked the head; without `STEP`, which blocks nobody in particular."""
+        return {r: s for r, s in zip(REASONS, self._seconds, strict=True) if s and r is not WaitReason.STEP}
+
+    def settle(self, now: float) -> None:
+        """Give the time since the last call to the reason that held meanwhile; a clock that went back had stopped."""
+        if self._since is not None:
+            self._seconds[REASONS.index(self.reason)] += max(0.0, now - self._since)
+        self._since = now
+
+    def arrive(self, sequence: Sequence) -> None:
+        """Remember the clocks as they stood when its request arrived."""
+        seconds = list(self._seconds)
+        passed = 0.0 if self._since is None else sequence.request.arrival - self._since
+        # What passed between its arrival and the last settling it spent on its way here, which no clock counted.
+        seconds[REASONS.index(self.reason) if passed > 0 else 0] += passed
+        sequence.waits_from = tuple(seconds)
+
+    def join(self, sequence: Sequence) -> None:
+        """Its first wait is over, as of the last `settle`."""
+        pairs = zip(REASONS, self._seconds, sequence.waits_from, strict=True)
+        sequence.waited = tuple((reason, now - then) for reason, now, then in pairs if now > then)
