@@ -46,6 +46,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     block_size: int
     load_s: float
     resident_bytes: int
+    enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     itl_objective_s: float = 0.0
     ttft_objective_s: float = 0.0

@@ -49,6 +49,7 @@ class FakeOptions:
     block_size: int = 16
     heartbeat_s: float = 0.2
     prefill_steps: int = 1
+    enable_chunked_prefill: bool = True
 
 
 def answer_tokens(prompt: list[int], choice: int, count: int) -> list[int]:
@@ -124,6 +125,7 @@ class FakeWorker:
                         block_size=options.block_size,
                         load_s=options.load_s,
                         resident_bytes=1 << 20,
+                        enable_chunked_prefill=options.enable_chunked_prefill,
                     )
                 )
             )
@@ -197,6 +199,7 @@ class FakeWorker:
             self.running.append(row)
         step = Step([], [], [], [], [], joined, self.ended, self._stats(0), now)
         self.ended = []
+        self._end_missed(step, now)
         for row in list(self.running):
             row.prefilled += 1
             if row.prefilled >= self.options.prefill_steps:
@@ -243,6 +246,19 @@ class FakeWorker:
             self._finish(row, step, now, FinishReason.STOP, token)
         elif len(row.tokens) == self._length(row):
             self._finish(row, step, now, FinishReason.LENGTH, None)
+
+    def _end_missed(self, step: Step, now: float) -> None:
+        """Rows whose deadline has come, waiting or running."""
+        for rows in (self.waiting, self.running):
+            for row in list(rows):
+                request, error = row.request, None
+                if request.ttft_deadline is not None and row.first_token is None and now >= request.ttft_deadline:
+                    error = f"ttft deadline: no first token within {request.ttft_deadline - request.arrival:.3f} s"
+                elif request.e2e_deadline is not None and now >= request.e2e_deadline:
+                    error = f"e2e deadline: not finished within {request.e2e_deadline - request.arrival:.3f} s"
+                if error is not None:
+                    rows.remove(row)
+                    step.finishes.append(self._ended(row, now, FinishReason.DEADLINE, error=error))
 
     def _misbehave(self, row: Row, step: Step, now: float) -> None:
         text = spelled(row.request)

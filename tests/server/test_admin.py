@@ -226,6 +226,8 @@ def test_limits_can_be_read_and_changed() -> None:
         ({"itl_objective_ms": 1e308}, "itl_objective_ms"),
         ({"ttft_objective_ms": "fast"}, "ttft_objective_ms"),
         ({"ttft_objective_ms": -1, "max_num_seqs": 3}, "ttft_objective_ms"),
+        ({"max_num_batched_tokens": 63}, "max_num_batched_tokens"),
+        ({"max_num_seqs": 40, "max_num_batched_tokens": 39}, "max_num_batched_tokens"),
         ({}, None),
         ([], None),
         (b"", None),
@@ -246,6 +248,23 @@ def test_a_change_is_taken_whole_or_not_at_all(server: RunningServer, body: Any,
     assert ask(server, "GET", LIMITS)["set"] == before
     complete(server, "after")  # frames are read in order: a change would have arrived before this
     assert len(server.worker.changes) == num_changes
+
+
+def test_a_step_keeps_room_for_a_token_of_each_sequence() -> None:
+    with running_server(FakeOptions(heartbeat_s=0.02, max_num_seqs=64), admin_api_keys=("owner-key",)) as server:
+        ask(server, "PATCH", LIMITS, {"max_num_seqs": 10, "max_num_batched_tokens": 10})
+        status, answer = server.json("PATCH", LIMITS, {"max_num_seqs": 11}, OWNER)
+        assert (status, answer["error"]["param"]) == (400, "max_num_seqs")
+        ask(server, "PATCH", LIMITS, {"max_num_seqs": 11, "max_num_batched_tokens": 11})
+
+
+def test_without_chunks_a_step_keeps_room_for_the_longest_prompt() -> None:
+    options = FakeOptions(heartbeat_s=0.02, enable_chunked_prefill=False)
+    with running_server(options, admin_api_keys=("owner-key",)) as server:
+        body = {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS - 1}
+        status, answer = server.json("PATCH", LIMITS, body, OWNER)
+        assert (status, answer["error"]["param"]) == (400, "max_num_batched_tokens")
+        ask(server, "PATCH", LIMITS, {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS, "max_num_seqs": 2})
 
 
 def test_a_large_body_is_a_413(server: RunningServer) -> None:

@@ -56,11 +56,30 @@ class Admin:
     async def change_limits(self, exchange: Exchange, client: EngineClient) -> None:
         """PATCH: the whole change or none of it, from the next step on."""
         content = read_object(await exchange.body(MAX_BODY_BYTES))
-        change = _checked(content, _configured(client))
+        change = self._checked(content, client)
         client.set_limits(_for_engine(change))
         self._changed |= change
         exchange.note = " ".join(f"{name}={value:g}" for name, value in change.items())
         await exchange.respond(200, encode_json(self._told_limits(client)))
+
+    def _checked(self, content: dict[str, Any], client: EngineClient) -> dict[str, int | float]:
+        """The changes that a body asks for, as the engine will take them.
+
+        Raises:
+            ApiError: 400, naming the field.
+        """
+        configured = _configured(client)
+        change = _read(content, configured)
+        after = configured | self._changed | change
+        tokens, seqs = "max_num_batched_tokens", "max_num_seqs"
+        if after[tokens] < after[seqs] and not change.keys().isdisjoint((tokens, seqs)):
+            raise bad_request(
+                f"{tokens} ({after[tokens]}) must be at least {seqs} ({after[seqs]}): a step has a token for each",
+                tokens if tokens in change else seqs,
+            )
+        if after[tokens] < configured[tokens] and not client.ready.result().enable_chunked_prefill:
+            raise bad_request(f"{tokens} cannot be lowered without chunked prefill: prompts must fit a step", tokens)
+        return change
 
     def _told_limits(self, client: EngineClient) -> dict[str, Any]:
         configured = _configured(client)
@@ -109,8 +128,8 @@ def _configured(client: EngineClient) -> dict[str, int | float]:
     }
 
 
-def _checked(content: dict[str, Any], configured: dict[str, int | float]) -> dict[str, int | float]:
-    """The changes that a body asks for.
+def _read(content: dict[str, Any], configured: dict[str, int | float]) -> dict[str, int | float]:
+    """The changes that a body asks for, each within its bounds.
 
     Raises:
         ApiError: 400, naming the field.

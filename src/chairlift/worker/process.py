@@ -19,12 +19,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import ChairliftError, EngineDead
+from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, Limits
 from chairlift.wire import Failed, Ready, Refused, ToWorker
 from chairlift.worker.build import build
@@ -73,11 +74,13 @@ class Loaded:
     engine: Engine
     limits: Limits
     cache_shape: CacheShape
+    policy: Policy = field(default_factory=Policy)
 
 
 def _load(encoded_options: str) -> Loaded:
-    built = build(decode_options(encoded_options))
-    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape)
+    options = decode_options(encoded_options)
+    built = build(options)
+    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape, options.policy())
 
 
 def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
@@ -141,6 +144,10 @@ def _ready(loaded: Loaded, load_s: float) -> Ready:
         block_size=loaded.cache_shape.block_size,
         load_s=load_s,
         resident_bytes=resident_bytes(),
+        enable_chunked_prefill=loaded.policy.enable_chunked_prefill,
+        long_prefill_token_threshold=loaded.policy.long_prefill_token_threshold,
+        itl_objective_s=loaded.policy.itl_objective_s,
+        ttft_objective_s=loaded.policy.ttft_objective_s,
     )
 
 
