@@ -6,6 +6,7 @@ ChairliftError
 ├── Overloaded          refused for now; the same request may be served later
 ├── InvalidModel        a model file or folder that cannot be loaded, with the reason in one line
 ├── InvalidOption       a flag, setting or combination of them that makes no sense here
+├── InvalidJournal      a recording that cannot be replayed, with the line that is wrong
 └── EngineDead          the engine stopped; nothing in flight will be finished
 """
 
@@ -45,6 +46,10 @@ class InvalidModel(ChairliftError):
 
 class InvalidOption(ChairliftError):
     """A flag, setting or combination of them that makes no sense here."""
+
+
+class InvalidJournal(ChairliftError):
+    """A recording that cannot be replayed; the text names the line that is wrong, where it is one."""
 
 
 class EngineDead(ChairliftError):
