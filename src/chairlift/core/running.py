@@ -19,6 +19,7 @@ class RunningSet:
 
     __slots__ = (
         "_changed",
+        "_owners",
         "_worst_decoding",
         "decoding",
         "fillers",
@@ -29,7 +30,6 @@ class RunningSet:
         "max_num_seqs",
         "num_context_tokens",
         "num_filler_tokens",
-        "owners",
         "prefilling",
         "slots",
     )
@@ -46,8 +46,6 @@ class RunningSet:
         """Slots of `decoding`."""
         self.keys: list[tuple[int, int]] = []
         """(id, choice) of `decoding`."""
-        self.owners: list[tuple[tuple[str, str], int]] = []
-        """Rows of `decoding` by owner."""
         self.num_context_tokens = 0
         """Computed tokens of `decoding`, summed."""
         self.held: list[Sequence] = []
@@ -56,7 +54,8 @@ class RunningSet:
         """Slots of `held`."""
         self.num_filler_tokens = 0
         """Computed tokens of `held`, summed."""
-        self._worst_decoding = LOWEST_LEVEL
+        self._owners: list[tuple[tuple[str, str], int]] | None = None
+        self._worst_decoding: int | None = None
         self._changed = False
 
     @property
@@ -99,8 +98,17 @@ class RunningSet:
     @property
     def worst_level(self) -> int:
         """The highest level of those who run, as of the last `refresh_decoding`; below all levels if nobody does."""
+        if self._worst_decoding is None:
+            self._worst_decoding = max([s.order[0] for s in self.decoding], default=LOWEST_LEVEL)
         levels = [s.order[0] for s in self.prefilling if s.state is State.PREFILLING]
         return max([self._worst_decoding, *levels])
+
+    @property
+    def owners(self) -> list[tuple[tuple[str, str], int]]:
+        """Rows of `decoding` by owner, as of the last `refresh_decoding`."""
+        if self._owners is None:
+            self._owners = list(Counter([s.owner for s in self.decoding]).items())
+        return self._owners
 
     def live(self) -> list[Sequence]:
         """Those who prefill or decode."""
@@ -137,9 +145,8 @@ class RunningSet:
         self.decoding = [s for s in self.decoding if s.state is State.DECODING]
         self.slots = [s.slot for s in self.decoding]
         self.keys = [s.key for s in self.decoding]
-        self.owners = list(Counter([s.owner for s in self.decoding]).items())
-        self._worst_decoding = max((s.order[0] for s in self.decoding), default=LOWEST_LEVEL)
-        self.num_context_tokens = sum(len(s.tokens) for s in self.decoding) - len(self.decoding)
+        self._owners = self._worst_decoding = None
+        self.num_context_tokens = sum([len(s.tokens) for s in self.decoding]) - len(self.decoding)
 
 
 def in_order(sequence: Sequence) -> Order:

@@ -57,6 +57,7 @@ class Sequence:
         "first_scheduled",
         "first_token",
         "joined",
+        "key",
         "mark",
         "matcher",
         "num_cached",
@@ -87,6 +88,7 @@ class Sequence:
         params = request.params
         self.request = request
         self.choice = choice
+        self.key = request.id, choice
         self.order = order
         """Its place among all others: a preempted sequence returns to it."""
         self.owner = request.principal, request.tenant
@@ -140,10 +142,6 @@ class Sequence:
         self.num_recomputed = 0
         self.peak = 0
         """Tokens that were ever computed at once, or found in the cache."""
-
-    @property
-    def key(self) -> tuple[int, int]:
-        return self.request.id, self.choice
 
     @property
     def wants_scores(self) -> bool:
