@@ -9,7 +9,8 @@ The fit minimises the squares of (1 - predicted / actual). Of a step that took f
 burst) the quotient is near 0 whatever the coefficients are: it pulls at nothing. What matters are relative errors,
 since noise grows with the step.
 
-When several steps in a row are far off, the whole device has changed its pace: everything learned is scaled by it.
+When several steps in a row are far off, older ones are forgotten; if all are longer by about the same factor, the whole
+device has become slower, and everything learned is scaled by it.
 
 A direction that recent steps do not vary in (only decodes, always the same rows) is not seen in them. There the
 coefficients stay what they were: each refit is pulled towards the one before, in proportion to the size of each term.
@@ -25,10 +26,13 @@ KEEP = 1.0 - 1.0 / 256.0
 PULL = 1e-3
 """Weight of the last coefficients in a refit."""
 REFIT_STEPS = 8
+NUM_FIRST = 16
 NUM_TERMS = 5
 STRANGE = 1.6
 """A step so many times longer or shorter than predicted tells of another regime, if `NUM_STRANGE` in a row do."""
 NUM_STRANGE = 8
+SAME_FACTOR = 0.5
+"""Spread of the logarithms of actual / predicted, in strange steps, up to which the whole device changed its pace."""
 _PAIRS = [(i, j) for i in range(NUM_TERMS) for j in range(i, NUM_TERMS)]
 
 
@@ -41,10 +45,13 @@ class StepTimes:
         """Sums of products of the terms, upper triangle by rows, each term divided by the step's seconds."""
         self._sums = [0.0] * NUM_TERMS
         self._num_steps = 0
-        self.num_strange = 0
+        self._strange_logs: list[float] = []
+        """Of the last steps, as far back as they were strange: the logarithms of actual / predicted."""
+
+    @property
+    def num_strange(self) -> int:
         """Steps in a row that were far from what was predicted."""
-        self._strange_log = 0.0
-        """Of those, the logarithms of actual / predicted, summed."""
+        return len(self._strange_logs)
 
     def predict(self, rows: int, context_tokens: int, chunk_tokens: int, chunk_pairs: float) -> float:
         """Seconds of a step; 0 before anything was observed."""
@@ -84,23 +91,29 @@ class StepTimes:
         t = self._sums
         self._sums = [k * t[0] + x0, k * t[1] + x1, k * t[2] + x2, k * t[3] + x3, k * t[4] + x4]
         self._num_steps += 1
-        if not predicted / STRANGE <= step_s <= predicted * STRANGE and predicted > 1e-9:
-            self.num_strange += 1
-            self._strange_log += math.log(max(step_s, 1e-6) / predicted)
-        elif self.num_strange:
-            self.num_strange, self._strange_log = 0, 0.0
-        if self.num_strange == NUM_STRANGE:
-            self._change_regime(math.exp(self._strange_log / NUM_STRANGE))
-        elif self._num_steps % REFIT_STEPS == 0 or self._num_steps <= 2 * REFIT_STEPS:
+        if predicted > 1e-9 and not predicted / STRANGE <= step_s <= predicted * STRANGE:
+            self._strange_logs.append(math.log(max(step_s, 1e-6) / predicted))
+            if len(self._strange_logs) == NUM_STRANGE:
+                self._change_regime()
+        else:
+            self._strange_logs.clear()
+        # A strange step may be the first of its kind: the next one shall be known better.
+        if self._num_steps % REFIT_STEPS == 0 or self._num_steps <= NUM_FIRST or self._strange_logs:
             self._refit()
         return predicted
 
-    def _change_regime(self, factor: float) -> None:
-        """The device is slower by a factor than it was: as if it always had been, until newer steps know better."""
+    def _change_regime(self) -> None:
+        """What was learned is of another time: leave it the weight of a few steps.
+
+        Where all is slower by one factor, it is still of use. That all is faster is not concluded from some steps: the
+        kinds of step that were not among them would be taken too lightly.
+        """
+        logs = self._strange_logs
+        factor = math.exp(sum(logs) / len(logs)) if min(logs) > 0.0 and max(logs) - min(logs) < SAME_FACTOR else 1.0
         self.coefficients = [factor * value for value in self.coefficients]
-        self._squares = [0.1 * value / (factor * factor) for value in self._squares]
-        self._sums = [0.1 * value / factor for value in self._sums]
-        self.num_strange, self._strange_log = 0, 0.0
+        self._squares = [0.03 * value / (factor * factor) for value in self._squares]
+        self._sums = [0.03 * value / factor for value in self._sums]
+        logs.clear()
 
     def _refit(self) -> None:
         """Least squares under coefficients >= 0, by leaving out the most negative one until none is."""
@@ -110,10 +123,12 @@ class StepTimes:
         diagonal = [matrix[i][i] for i in range(NUM_TERMS)]
         # What no step of the last hundred thousand had is too small to reckon with; it keeps its coefficient.
         seen = [i for i in range(NUM_TERMS) if diagonal[i] > 1e-200]
+        # The first coefficients are of too few steps to be worth keeping.
+        pull = PULL if self._num_steps > NUM_FIRST else 0.0
         unseen = [i for i in range(NUM_TERMS) if i not in seen]
         sums = [
             self._sums[i]
-            + PULL * diagonal[i] * self.coefficients[i]
+            + pull * diagonal[i] * self.coefficients[i]
             - sum(matrix[i][j] * self.coefficients[j] for j in unseen)
             for i in range(NUM_TERMS)
         ]
@@ -136,8 +151,7 @@ class StepTimes:
             "squares": list(self._squares),
             "sums": list(self._sums),
             "num_steps": self._num_steps,
-            "num_strange": self.num_strange,
-            "strange_log": self._strange_log,
+            "strange_logs": list(self._strange_logs),
         }
 
     def restore(self, data: dict[str, Any]) -> None:
@@ -150,8 +164,7 @@ class StepTimes:
         self._squares = list(data["squares"])
         self._sums = list(data["sums"])
         self._num_steps = data["num_steps"]
-        self.num_strange = data["num_strange"]
-        self._strange_log = data["strange_log"]
+        self._strange_logs = list(data["strange_logs"])
 
 
 def solve(rows: list[list[float]]) -> list[float]:
