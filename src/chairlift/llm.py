@@ -57,7 +57,7 @@ class _Session:
 
     def __init__(self, built: Built) -> None:
         self.built = built
-        self.engine = LocalEngine(built.engine)
+        self.engine = LocalEngine(built.engine, built.close)
 
     def request(
         self,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from chairlift.cli.journal_flags import add_journal_flags, journal_options
 from chairlift.cli.numbers import count
 from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.types import SamplingParams
@@ -77,6 +78,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     )
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling without a seed in the request repeatable")
     add_policy_flags(parser)
+    add_journal_flags(parser)
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -125,4 +127,5 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         num_threads=arguments.num_threads,
         seed=arguments.seed,
         **policy_options(arguments),
+        **journal_options(arguments),
     )

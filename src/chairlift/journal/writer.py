@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from pathlib import Path
 
 from chairlift.core.prefix import root_key
 from chairlift.core.scheduler import Scheduler
@@ -23,6 +23,7 @@ from chairlift.core.snapshot import capture, forget_unreachable
 from chairlift.core.types import LimitChange, Request, StepOutput, StepPlan, StepResult
 from chairlift.journal import records
 from chairlift.journal.disguise import Disguise
+from chairlift.journal.options import JournalOptions
 from chairlift.journal.segments import SegmentFiles
 from chairlift.journal.transcript import Begun, Done, Item, Snapshot, Transcript, joins_of
 
@@ -35,15 +36,6 @@ CAPACITY = 4096
 CLOSE_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class JournalOptions:
-    """`max_bytes` bounds one segment. A segment whose snapshot takes more than half of that is twice as long as its
-    snapshot, since a journal of nothing but snapshots would record nothing."""
-
-    digest: bool = False
-    max_bytes: int = 64 << 20
-
-
 class Journal:
     """Records one scheduler, from `start` to `close`: a `Recorder` of the engine, which calls it on its own thread.
 
@@ -52,8 +44,8 @@ class Journal:
 
     def __init__(
         self,
-        files: SegmentFiles,
         options: JournalOptions,
+        files: SegmentFiles,
         *,
         say: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.time,
@@ -232,3 +224,12 @@ class Journal:
 
 def _say(message: str) -> None:
     print(f"chairlift: {message}", file=sys.stderr, flush=True)
+
+
+def open_journal(path: Path, options: JournalOptions) -> Journal:
+    """A journal at `path`, still to be started.
+
+    Raises:
+        InvalidOption: the path cannot be used.
+    """
+    return Journal(options, SegmentFiles(path, options.max_segments))

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from chairlift.core.engine import Engine, Executor, Observer, Pending
+from chairlift.core.engine import Engine, Executor, Observer, Pending, Recorder
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request, StepPlan, StepResult
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
@@ -29,6 +31,13 @@ class Built:
     text: Text
     limits: Limits
     cache_shape: CacheShape
+    journal: Journal | None = None
+    """What the engine is recorded by; whoever drives the engine closes it afterwards."""
+
+    def close(self) -> None:
+        """The engine was driven for the last time."""
+        if self.journal is not None:
+            self.journal.close()
 
     def text_stream(self, request: Request) -> TextStream:
         """The text of one answer to `request`, from its first token on."""
@@ -42,7 +51,7 @@ class Built:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A model on a device, ready to compute. Engines are put around it one after the other, never two at a time."""
 
     executor: OpenVINOExecutor
@@ -51,7 +60,7 @@ class Loaded:
     limits: Limits
     enable_prefix_caching: bool
 
-    def engine(self, policy: Policy, observer: Observer | None = None) -> Engine:
+    def engine(self, policy: Policy, observer: Observer | None = None, recorder: Recorder | None = None) -> Engine:
         """A fresh engine, with nothing in its cache."""
         scheduler = Scheduler(
             self.limits,
@@ -60,7 +69,7 @@ class Loaded:
             enable_prefix_caching=self.enable_prefix_caching,
             policy=policy,
         )
-        return Engine(scheduler, _Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer)
+        return Engine(scheduler, _Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
 def build(options: EngineOptions) -> Built:
@@ -70,12 +79,15 @@ def build(options: EngineOptions) -> Built:
         InvalidModel: there is no such model, or its files cannot be used.
         InvalidOption: options that do not go with this model or machine.
     """
+    journal = None if options.journal is None else open_journal(Path(options.journal), options.journal_options())
     loaded = load(options)
-    engine = loaded.engine(options.policy())
-    return Built(engine, loaded.model, loaded.text, loaded.limits, loaded.executor.cache_shape)
+    engine = loaded.engine(options.policy(), recorder=journal)
+    if journal is not None:
+        journal.start(engine.scheduler)
+    return Built(engine, loaded.model, loaded.text, loaded.limits, loaded.executor.cache_shape, journal)
 
 
-def load(options: EngineOptions) -> Loaded:
+def load(options: EngineOptions) -> LoadedModel:
     """Load a model. The tokenizer is read while the device compiles.
 
     Raises:
@@ -112,7 +124,7 @@ def load(options: EngineOptions) -> Loaded:
             "give it more memory (kv_cache_memory_bytes)"
         )
     limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, min(max_model_len, num_cache_tokens))
-    return Loaded(executor, model, text, limits, options.enable_prefix_caching)
+    return LoadedModel(executor, model, text, limits, options.enable_prefix_caching)
 
 
 def _max_model_len(options: EngineOptions, model: Model) -> int:

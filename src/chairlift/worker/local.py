@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from itertools import count
 from typing import Protocol
 
@@ -36,8 +37,10 @@ class _Caller:
 class LocalEngine:
     """Starts the loop's thread and routes what comes out of it to the callers."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_end: Callable[[], None] | None = None) -> None:
         self._loop = EngineLoop(engine, time.monotonic, self._take)
+        self._on_end = on_end
+        """Called on the loop's thread after the last step."""
         self._callers: dict[int, _Caller] = {}
         self._ids = count()
         self._lock = threading.Lock()
@@ -96,6 +99,8 @@ class LocalEngine:
             caller.answer.num_open = 0
             news.setdefault(caller.reader, []).append(caller.answer)
         _wake(news)
+        if self._on_end is not None:
+            self._on_end()
 
     def _take(self, message: Refused | Step) -> None:
         """What the loop emits, on its thread."""

@@ -12,6 +12,7 @@ import msgspec
 
 from chairlift.core.errors import ChairliftError, InvalidOption
 from chairlift.core.policy import BatchingName, OrderName, Policy, ReservationName
+from chairlift.journal.options import DEFAULT_MAX_BYTES, DEFAULT_MAX_SEGMENTS, JournalOptions
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
@@ -60,6 +61,12 @@ class EngineOptions:
     itl_objective_ms: float = 0.0
     ttft_objective_ms: float = 0.0
 
+    journal: str | None = None
+    """File that every input of the scheduler is written to; none without a name."""
+    journal_digest: bool = False
+    journal_max_bytes: int = DEFAULT_MAX_BYTES
+    journal_segments: int = DEFAULT_MAX_SEGMENTS
+
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, get_args(Dtype))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDtype))
@@ -71,6 +78,7 @@ class EngineOptions:
         _check_at_least("seed", self.seed, 0, MAX_SEED)
         if not self.model:
             raise InvalidOption("model must not be empty")
+        self._check_journal()
         self._check_policy()
 
     def _check_policy(self) -> None:
@@ -95,6 +103,18 @@ class EngineOptions:
             raise InvalidOption("batching static needs max_batch_wait_ms: a batch that never fills would never start")
         if self.batching != "continuous" and self.prefill_first:
             raise InvalidOption("prefill_first goes with batching continuous: a held batch computes its prompts first")
+
+    def _check_journal(self) -> None:
+        if self.journal == "":
+            raise InvalidOption("journal must name a file")
+        if self.journal_digest and self.journal is None:
+            raise InvalidOption("journal_digest goes with journal, which names the file")
+        _check_at_least("journal_max_bytes", self.journal_max_bytes, 1)
+        _check_at_least("journal_segments", self.journal_segments, 1, 1000)
+
+    def journal_options(self) -> JournalOptions:
+        """How the journal is written, if there is one."""
+        return JournalOptions(self.journal_digest, self.journal_max_bytes, self.journal_segments)
 
     def policy(self) -> Policy:
         """What the scheduler is told of all this."""

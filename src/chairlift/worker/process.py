@@ -75,12 +75,14 @@ class Loaded:
     limits: Limits
     cache_shape: CacheShape
     policy: Policy = field(default_factory=Policy)
+    close: Callable[[], None] = lambda: None
+    """Called when the engine was driven for the last time."""
 
 
 def _load(encoded_options: str) -> Loaded:
     options = decode_options(encoded_options)
     built = build(options)
-    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape, options.policy())
+    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape, options.policy(), built.close)
 
 
 def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
@@ -101,6 +103,8 @@ def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
         EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox).run()
     except Exception as error:
         return _fail(outbox, error, EXIT_DEAD)
+    finally:
+        loaded.close()
     return EXIT_OK if outbox.close(FLUSH_TIMEOUT_S) else EXIT_DEAD
 
 
