@@ -8,7 +8,7 @@ from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics.serving import ServingMetrics
 
 LABELS = {"model_name": "m", "engine": "0"}
-FIRST_TOKEN_LATE, END_LATE = "the first token did not come in time", "the end did not come in time"
+FIRST_TOKEN_LATE, END_LATE = "ttft deadline: no first token within 1 s", "e2e deadline: not finished within 1 s"
 
 
 def samples(metrics: ServingMetrics) -> dict[str, float]:

@@ -72,7 +72,7 @@ class RunningServer:
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
-            admin=None if self.explanations is None else Admin(self.explanations),
+            admin=None if self.explanations is None else Admin(self.explanations, options.admission),
         )
         sock = bind(options)
         self.port = sock.getsockname()[1]

@@ -6,10 +6,12 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 
+from chairlift.core.admission import AdmissionLimits
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import Decisions, LimitChange, PreemptReason, Request, SamplingParams
 from chairlift.server.admin import Admin
@@ -173,7 +175,14 @@ def test_a_key_for_clients_is_no_key_for_owners() -> None:
 def test_limits_can_be_read_and_changed() -> None:
     options = FakeOptions(heartbeat_s=0.02, max_num_seqs=64)
     with running_server(options, admin_api_keys=("owner-key",)) as server:
-        configured = {
+        caps = {
+            "max_num_queued_reqs": server.options.admission.max_num_queued_reqs,
+            "max_num_queued_tokens": None,
+            "max_num_queued_reqs_per_principal": None,
+            "max_num_queued_tokens_per_principal": None,
+            "max_num_reqs_per_principal": None,
+        }
+        configured = caps | {
             "max_num_seqs": 64,
             "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
             "long_prefill_token_threshold": 0,
@@ -228,6 +237,12 @@ def test_limits_can_be_read_and_changed() -> None:
         ({"ttft_objective_ms": -1, "max_num_seqs": 3}, "ttft_objective_ms"),
         ({"max_num_batched_tokens": 63}, "max_num_batched_tokens"),
         ({"max_num_seqs": 40, "max_num_batched_tokens": 39}, "max_num_batched_tokens"),
+        ({"max_num_queued_reqs": -1}, "max_num_queued_reqs"),
+        ({"max_num_queued_tokens": 0.5}, "max_num_queued_tokens"),
+        ({"max_num_queued_reqs_per_principal": True}, "max_num_queued_reqs_per_principal"),
+        ({"max_num_queued_tokens_per_principal": 2**31}, "max_num_queued_tokens_per_principal"),
+        ({"max_num_reqs_per_principal": 0}, "max_num_reqs_per_principal"),
+        ({"max_num_queued_reqs": 3, "max_num_seqs": 0}, "max_num_seqs"),
         ({}, None),
         ([], None),
         (b"", None),
@@ -248,6 +263,27 @@ def test_a_change_is_taken_whole_or_not_at_all(server: RunningServer, body: Any,
     assert ask(server, "GET", LIMITS)["set"] == before
     complete(server, "after")  # frames are read in order: a change would have arrived before this
     assert len(server.worker.changes) == num_changes
+
+
+def test_caps_of_the_queue_hold_from_the_next_request_on() -> None:
+    """Lowered while requests run and wait, a cap turns away who comes now; null lifts it again."""
+    options = FakeOptions(heartbeat_s=0.02, step_s=0.002, max_num_seqs=1)
+    with running_server(options, admin_api_keys=("owner-key",)) as server, ThreadPoolExecutor(2) as pool:
+        body = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
+        occupants = [pool.submit(server.json, "POST", "/v1/completions", body) for _ in range(2)]
+        until(lambda: len(server.worker.running) == 1 and len(server.worker.waiting) == 1)
+        told = ask(server, "PATCH", LIMITS, {"max_num_queued_reqs": 1})
+        assert told["set"]["max_num_queued_reqs"] == 1
+        assert told["configured"]["max_num_queued_reqs"] != 1
+        status, answer = server.json("POST", "/v1/completions", {"prompt": "y"})
+        assert (status, answer["error"]["code"]) == (429, "max_num_queued_reqs")
+        ask(server, "PATCH", LIMITS, {"max_num_queued_reqs": None, "max_num_seqs": 1})
+        assert server.admission.limits == AdmissionLimits()
+        third = pool.submit(server.json, "POST", "/v1/completions", body | {"max_tokens": 1})
+        for future in (*occupants, third):
+            assert future.result()[0] == 200
+        until(lambda: len(server.worker.changes) == 1)
+        assert server.worker.changes == [LimitChange(max_num_seqs=1)]
 
 
 def test_a_step_keeps_room_for_a_token_of_each_sequence() -> None:
@@ -388,7 +424,7 @@ def test_a_long_list_gives_the_event_loop_its_turns() -> None:
         sent: list[MutableMapping[str, Any]] = []
         scope = {"method": "GET", "raw_path": REQUESTS.encode(), "headers": []}
         task = asyncio.create_task(others())
-        await Admin(explanations).requests(Exchange(scope, _nothing, send), cast(EngineClient, None))
+        await Admin(explanations, AdmissionLimits()).requests(Exchange(scope, _nothing, send), cast(EngineClient, None))
         task.cancel()
         assert len(json.loads(sent[1]["body"])["live"]) == 20
         assert num_turns >= 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from chairlift.core.deadlines import TTFT
 from chairlift.core.types import Finish, FinishReason, PreemptReason, WaitReason
 
 SHOWN_S = 0.001
@@ -70,8 +71,7 @@ def facts(finish: Finish, name: Name = numbered) -> dict[str, object]:
 
 def missed(finish: Finish) -> Literal["ttft", "e2e"]:
     """Which of its deadlines ended an answer whose reason is `FinishReason.DEADLINE`."""
-    says_first = finish.error is not None and ("ttft" in finish.error or "first token" in finish.error)
-    return "ttft" if finish.first_token is None and says_first else "e2e"
+    return "ttft" if finish.error is not None and finish.error.startswith(TTFT) else "e2e"
 
 
 def _parts(finish: Finish, name: Name) -> Iterator[str]:

@@ -6,11 +6,14 @@ The routes exist only if there is an admin key, which opens nothing else; `app.p
 from __future__ import annotations
 
 import asyncio
+from dataclasses import fields, replace
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
+from chairlift.core.admission import AdmissionLimits
 from chairlift.core.types import LimitChange
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, bad_request
@@ -28,23 +31,35 @@ MAX_BODY_BYTES = 16 << 10
 MAX_OBJECTIVE_MS = 3_600_000.0
 DEFAULT_NUM_TOLD = 50
 
+Limits = dict[str, int | float | None]
+"""By the names of `LimitsBody`; None is no limit."""
 
-class LimitsBody(msgspec.Struct, omit_defaults=True):
-    """PATCH /admin/limits; what is left out stays as it is."""
+_CAPS = tuple(cap.name for cap in fields(AdmissionLimits))
+_SEQS, _TOKENS = "max_num_seqs", "max_num_batched_tokens"
 
-    max_num_seqs: int | msgspec.UnsetType = msgspec.UNSET
-    max_num_batched_tokens: int | msgspec.UnsetType = msgspec.UNSET
-    long_prefill_token_threshold: int | msgspec.UnsetType = msgspec.UNSET
-    itl_objective_ms: float | msgspec.UnsetType = msgspec.UNSET
-    ttft_objective_ms: float | msgspec.UnsetType = msgspec.UNSET
+
+class LimitsBody(msgspec.Struct):
+    """PATCH /admin/limits; what is left out stays as it is, and null lifts a cap."""
+
+    max_num_seqs: int | UnsetType = UNSET
+    max_num_batched_tokens: int | UnsetType = UNSET
+    long_prefill_token_threshold: int | UnsetType = UNSET
+    itl_objective_ms: float | UnsetType = UNSET
+    ttft_objective_ms: float | UnsetType = UNSET
+    max_num_queued_reqs: int | UnsetType | None = UNSET
+    max_num_queued_tokens: int | UnsetType | None = UNSET
+    max_num_queued_reqs_per_principal: int | UnsetType | None = UNSET
+    max_num_queued_tokens_per_principal: int | UnsetType | None = UNSET
+    max_num_reqs_per_principal: int | UnsetType | None = UNSET
 
 
 class Admin:
-    """Endpoints for the owner of one engine behind one client."""
+    """Endpoints for the owner of one engine behind one client. `caps` are those that admission began with."""
 
-    def __init__(self, explanations: Explanations) -> None:
+    def __init__(self, explanations: Explanations, caps: AdmissionLimits) -> None:
         self._explanations = explanations
-        self._changed: dict[str, int | float] = {}
+        self._caps = caps
+        self._changed: Limits = {}
         """What was set since the start."""
 
     # ------------------------------------------------------------ limits
@@ -54,45 +69,59 @@ class Admin:
         await exchange.respond(200, encode_json(self._told_limits(client)))
 
     async def change_limits(self, exchange: Exchange, client: EngineClient) -> None:
-        """PATCH: the whole change or none of it, from the next step on."""
+        """PATCH: the whole change or none of it, for the next step and the next request on."""
         content = read_object(await exchange.body(MAX_BODY_BYTES))
         change = self._checked(content, client)
-        client.set_limits(_for_engine(change))
+        if not change.keys() <= set(_CAPS):
+            client.set_limits(_for_engine(change))
+        caps: Any = {name: value for name, value in change.items() if name in _CAPS}
+        client.admission.set_limits(replace(client.admission.limits, **caps))
         self._changed |= change
-        exchange.note = " ".join(f"{name}={value:g}" for name, value in change.items())
+        exchange.note = " ".join(f"{name}={value}" for name, value in change.items())
         await exchange.respond(200, encode_json(self._told_limits(client)))
 
-    def _checked(self, content: dict[str, Any], client: EngineClient) -> dict[str, int | float]:
-        """The changes that a body asks for, as the engine will take them.
+    def _checked(self, content: dict[str, Any], client: EngineClient) -> Limits:
+        """The changes that a body asks for, as the engine and admission will take them.
 
         Raises:
             ApiError: 400, naming the field.
         """
-        configured = _configured(client)
+        configured = self._configured(client)
         change = _read(content, configured)
         after = configured | self._changed | change
-        tokens, seqs = "max_num_batched_tokens", "max_num_seqs"
-        if after[tokens] < after[seqs] and not change.keys().isdisjoint((tokens, seqs)):
+        num_seqs, num_tokens = after[_SEQS] or 0, after[_TOKENS] or 0
+        if num_tokens < num_seqs and not change.keys().isdisjoint((_SEQS, _TOKENS)):
             raise bad_request(
-                f"{tokens} ({after[tokens]}) must be at least {seqs} ({after[seqs]}): a step has a token for each",
-                tokens if tokens in change else seqs,
+                f"{_TOKENS} ({num_tokens}) must be at least {_SEQS} ({num_seqs}): a step has a token for each",
+                _TOKENS if _TOKENS in change else _SEQS,
             )
-        if after[tokens] < configured[tokens] and not client.ready.result().enable_chunked_prefill:
-            raise bad_request(f"{tokens} cannot be lowered without chunked prefill: prompts must fit a step", tokens)
+        if num_tokens != configured[_TOKENS] and not client.ready.result().enable_chunked_prefill:
+            raise bad_request(f"{_TOKENS} cannot be lowered without chunked prefill: prompts must fit a step", _TOKENS)
         return change
 
-    def _told_limits(self, client: EngineClient) -> dict[str, Any]:
-        configured = _configured(client)
+    def _configured(self, client: EngineClient) -> Limits:
+        """What engine and admission were started with."""
+        ready = client.ready.result()
+        return {
+            _SEQS: ready.max_num_seqs,
+            _TOKENS: ready.max_num_batched_tokens,
+            "long_prefill_token_threshold": ready.long_prefill_token_threshold,
+            "itl_objective_ms": ready.itl_objective_s * 1000,
+            "ttft_objective_ms": ready.ttft_objective_s * 1000,
+            **{name: getattr(self._caps, name) for name in _CAPS},
+        }
+
+    def _told_limits(self, client: EngineClient) -> dict[str, Limits]:
+        configured = self._configured(client)
         stats = None if client.metrics is None else client.metrics.stats
-        names = ("max_num_seqs", "max_num_batched_tokens", "max_prefill_tokens")
-        in_force = {name: getattr(stats, name, None) for name in names}
+        in_force = {name: getattr(stats, name, None) for name in (_SEQS, _TOKENS, "max_prefill_tokens")}
         return {"configured": configured, "set": configured | self._changed, "in_force": in_force}
 
     # ------------------------------------------------------------ explanations
 
     async def requests(self, exchange: Exchange, client: EngineClient) -> None:
         """GET: the last requests that ended, the newest first, and those that are live, the oldest first."""
-        limit = _limit(exchange.query, self._explanations.keep)
+        limit = _limit(exchange.query)
         ended, live = self._explanations.ended(limit), self._explanations.live(limit)
         await self._tell(exchange, {"data": ended, "live": live})
 
@@ -116,19 +145,7 @@ class Admin:
         await exchange.respond(200, body + b"}")
 
 
-def _configured(client: EngineClient) -> dict[str, int | float]:
-    """What the engine was started with."""
-    ready = client.ready.result()
-    return {
-        "max_num_seqs": ready.max_num_seqs,
-        "max_num_batched_tokens": ready.max_num_batched_tokens,
-        "long_prefill_token_threshold": ready.long_prefill_token_threshold,
-        "itl_objective_ms": ready.itl_objective_s * 1000,
-        "ttft_objective_ms": ready.ttft_objective_s * 1000,
-    }
-
-
-def _read(content: dict[str, Any], configured: dict[str, int | float]) -> dict[str, int | float]:
+def _read(content: dict[str, Any], configured: Limits) -> Limits:
     """The changes that a body asks for, each within its bounds.
 
     Raises:
@@ -142,39 +159,42 @@ def _read(content: dict[str, Any], configured: dict[str, int | float]) -> dict[s
     if not content:
         raise bad_request("The body names nothing to change.")
     body = convert(content, LimitsBody)
-    change = {name: getattr(body, name) for name in content}
+    change: Limits = {name: getattr(body, name) for name in content}
     for name, value in change.items():
         low, high = _bounds(name, configured)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             raise bad_request(f"{name} must be between {low} and {high:g}", name)
     return change
 
 
-def _bounds(name: str, configured: dict[str, int | float]) -> tuple[int, float]:
-    """Most is what the engine was started with, where that is what was prepared for."""
-    if name in ("max_num_seqs", "max_num_batched_tokens"):
-        return 1, configured[name]
-    return 0, MAX_INT if name == "long_prefill_token_threshold" else MAX_OBJECTIVE_MS
+def _bounds(name: str, configured: Limits) -> tuple[int, float]:
+    """Most is what the engine was started with, where that is what its executor prepared for."""
+    if name in (_SEQS, _TOKENS):
+        return 1, configured[name] or 1
+    if name.endswith("_ms"):
+        return 0, MAX_OBJECTIVE_MS
+    return 1 if name == "max_num_reqs_per_principal" else 0, MAX_INT
 
 
-def _for_engine(change: dict[str, int | float]) -> LimitChange:
-    """In the engine's units: objectives in seconds."""
-    fields: dict[str, Any] = {name: value for name, value in change.items() if not name.endswith("_ms")}
-    fields |= {f"{name[:-3]}_s": value / 1000 for name, value in change.items() if name.endswith("_ms")}
-    return LimitChange(**fields)
+def _for_engine(change: Limits) -> LimitChange:
+    """What of it is the engine's, in its units."""
+    own = {name: value for name, value in change.items() if name not in _CAPS}
+    units: Any = {name: value for name, value in own.items() if not name.endswith("_ms")}
+    units |= {f"{name[:-3]}_s": (value or 0) / 1000 for name, value in own.items() if name.endswith("_ms")}
+    return LimitChange(**units)
 
 
-def _limit(query: bytes, most: int) -> int:
+def _limit(query: bytes) -> int:
     """How many requests a query asks for, as `limit=N`.
 
     Raises:
         ApiError: 400, for anything else in it.
     """
     if not query:
-        return min(DEFAULT_NUM_TOLD, most)
+        return DEFAULT_NUM_TOLD
     name, _, value = query.decode("latin-1").partition("=")
     if name != "limit":
         raise bad_request("The query may only be limit=N.")
     if not (value.isascii() and value.isdigit() and len(value) < 10 and int(value) > 0):
         raise bad_request("limit must be a whole number of at least 1", "limit")
-    return min(int(value), most)
+    return int(value)

@@ -98,7 +98,7 @@ class _Service:
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
-            admin=None if self._explanations is None else Admin(self._explanations),
+            admin=None if self._explanations is None else Admin(self._explanations, options.admission),
         )
 
     async def run(self, http: HttpServer, port: int) -> int:
