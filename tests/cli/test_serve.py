@@ -48,6 +48,26 @@ def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, 
     assert "secret" not in " ".join(command)
 
 
+def test_admin_keys_come_from_flags_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[ServerOptions] = []
+
+    def serve(options: ServerOptions, *_: Any) -> int:
+        told.append(options)
+        return 0
+
+    monkeypatch.setattr(server_run, "serve", serve)
+    monkeypatch.setenv("CHAIRLIFT_ADMIN_API_KEY", "from-environment")
+    assert main(["serve", "some-model", "--keep-explanations", "5"]) == 0
+    monkeypatch.delenv("CHAIRLIFT_ADMIN_API_KEY")
+    assert main(["serve", "some-model", "--admin-api-key", "a", "--admin-api-key", "b"]) == 0
+    assert [(one.admin_api_keys, one.api_keys, one.keep_explanations) for one in told] == [
+        (("from-environment",), (), 5),
+        (("a", "b"), (), 1000),
+    ]
+    assert main(["serve", "some-model", "--admin-api-key", "same", "--api-key", "same"]) == 2
+    assert main(["serve", "some-model", "--keep-explanations", "-1"]) == 2
+
+
 def test_a_chat_template_from_a_file_or_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages }}", encoding="utf-8")
