@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.core.errors import InvalidOption
@@ -80,6 +81,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=True,
         help="one line for each request on standard error, without its content (default: on)",
     )
+    add_admission_flags(parser)
     add_config_flag(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -100,6 +102,7 @@ def chat_template(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop."""
+    from chairlift.core.admission import AdmissionLimits
     from chairlift.server.options import ServerOptions
     from chairlift.server.run import serve
     from chairlift.server.served_text import load_served_text
@@ -116,6 +119,9 @@ def run(arguments: argparse.Namespace) -> int:
         allowed_hosts=tuple(arguments.allowed_host or ()),
         shutdown_timeout_s=arguments.shutdown_timeout,
         log_requests=arguments.enable_log_requests,
+        admission=AdmissionLimits(**caps(arguments)),
+        overload_status=arguments.overload_status,
+        scheduling_policy=engine.scheduling_policy,
     )
 
     def load_text(model: str) -> ServedText:

@@ -23,6 +23,10 @@ from chairlift.core.pace import Pace
 from chairlift.core.policy import OrderName
 from chairlift.core.types import EngineStats
 
+DEFAULT_MAX_NUM_QUEUED_REQS = 1024
+"""Of a server that was told nothing. Eight times the default number of slots: longer than anybody waits; a queue
+without a bound fills the memory."""
+
 
 class RefusalReason(StrEnum):
     """Why a request was refused for now. The list is closed: metrics and clients may rely on it."""

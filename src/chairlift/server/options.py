@@ -5,12 +5,11 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
-from chairlift.core.admission import AdmissionLimits
+from chairlift.core.admission import DEFAULT_MAX_NUM_QUEUED_REQS, AdmissionLimits
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import OrderName
 
-DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=1024)
-"""Eight times the default number of slots: longer than anybody waits, and a queue without a bound fills the memory."""
+DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=DEFAULT_MAX_NUM_QUEUED_REQS)
 
 OVERLOAD_STATUSES = (429, 503)
 
