@@ -28,7 +28,7 @@ from chairlift.core.batching import Continuous, Held
 from chairlift.core.blocks import BlockPool
 from chairlift.core.controller import Controller
 from chairlift.core.deadlines import Deadlines
-from chairlift.core.fairness import Counters, Fair, Service, Shares
+from chairlift.core.fairness import Counters, Fair, Service
 from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Sorted, Waiting
 from chairlift.core.planner import Planner
@@ -72,7 +72,6 @@ CLASSES: tuple[type, ...] = (
     RunningSet,
     Sequence,
     Service,
-    Shares,
     Sorted,
     StepOutput,
     StepTimes,
@@ -343,8 +342,8 @@ def forget_unreachable(scheduler: Scheduler, roots: set[bytes]) -> set[bytes]:
             path.append(key)
             key = index._blocks[key][1]
         reached.update(dict.fromkeys(path, reached.get(key, False)))
-    used = {root_key(s.request.salt) for sequences in scheduler._live.values() for s in sequences}
-    used.update(parent for _, parent, _ in index._blocks.values() if parent in roots)
+    used = roots & {parent for _, parent, _ in index._blocks.values()}
+    used.update(root_key(s.request.salt) for sequences in scheduler._live.values() for s in sequences)
     for block in [entry[0] for key, entry in index._blocks.items() if not reached[key]]:
         index.forget(block)
         if pool.refs(block) == 0:

@@ -19,6 +19,7 @@ from hashlib import blake2b
 from typing import Any
 
 from chairlift.core.deadlines import E2E, TTFT
+from chairlift.core.fairness import EVERYBODY
 from chairlift.core.prefix import block_content, chain_key, root_key
 from chairlift.core.snapshot import Entry
 from chairlift.core.types import Finish, Request, SamplingParams, StepPlan
@@ -28,7 +29,7 @@ VOCAB_SIZE = 1 << 32
 
 _TOKEN_BIT = 1 << 31
 _END_BIT = 1 << 30
-_WORDS = frozenset({"", TTFT, E2E})
+_WORDS = frozenset({"", TTFT, E2E, EVERYBODY})
 """Strings in a snapshot that are ours, and neither names nor content."""
 
 

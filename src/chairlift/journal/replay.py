@@ -44,6 +44,8 @@ class Replayed:
     truncated: bool
     """Whether the last line is incomplete: the process was killed while it wrote it."""
     difference: Difference | None
+    scheduler: Scheduler
+    """As it was left, for whoever wants to look into it."""
 
 
 def replay(lines: Iterable[bytes]) -> Replayed:
@@ -69,7 +71,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
         if differs is not None:
             difference = Difference(reader.line, run.step, *differs)
             break
-    return Replayed(segment, num_inputs, run.num_steps, reader.truncated, difference)
+    return Replayed(segment, num_inputs, run.num_steps, reader.truncated, difference, run.scheduler)
 
 
 class _Reader:
@@ -146,7 +148,7 @@ class _Run:
     """Applies inputs, one after the other."""
 
     def __init__(self, state: _State) -> None:
-        self._scheduler = state.scheduler
+        self.scheduler = state.scheduler
         self._stops = state.stops
         self._decodes: list[int] = []
         """Of the last recorded plan."""
@@ -155,7 +157,7 @@ class _Run:
 
     def apply(self, record: records.Input) -> tuple[str, str, str] | None:
         """What differs, in words: what, as recorded, as replayed."""
-        scheduler = self._scheduler
+        scheduler = self.scheduler
         try:
             match record:
                 case records.Add():
@@ -188,12 +190,12 @@ class _Run:
             if recorded.decodes is None:
                 recorded = msgspec.structs.replace(recorded, decodes=self._decodes)
             self._decodes = recorded.decodes or []
-        plan = self._scheduler.schedule(record.now)
+        plan = self.scheduler.schedule(record.now)
         replayed = None if plan is None else plan_record(plan, joins_of(plan), None)
         self.num_steps += replayed is not None
         if replayed == recorded:
             return None
-        return "the plan", describe(recorded), describe(replayed)
+        return _what(recorded, replayed), describe(recorded), describe(replayed)
 
     def _compare_ends(self, record: records.Finish | records.Fail, output: StepOutput) -> tuple[str, str, str] | None:
         """What ended outside steps may have been given out before the step was over: it is not in the record then."""
@@ -201,6 +203,14 @@ class _Run:
         if set(record.ends) <= set(replayed):
             return None
         return "which sequences are over", _listed(sorted(record.ends)), _listed(sorted(replayed))
+
+
+def _what(recorded: records.Plan | None, replayed: records.Plan | None) -> str:
+    """Which part of a plan differs."""
+    if recorded is None or replayed is None:
+        return "the plan"
+    names = (name for name in recorded.__struct_fields__ if getattr(recorded, name) != getattr(replayed, name))
+    return f"the plan ({', '.join(names)})"
 
 
 def describe(plan: records.Plan | None) -> str:

@@ -85,17 +85,23 @@ class Journal:
         """Whether a snapshot was asked for that has not come yet."""
         self._told = False
 
-    def start(self, scheduler: Scheduler) -> None:
-        """Record from here on. The scheduler has no step in flight."""
+    def attach(self, scheduler: Scheduler) -> None:
+        """Record from here on; somebody must call `write`. The scheduler has no step in flight."""
         self._scheduler = scheduler
         self._take_snapshot(gap=False)
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Record from here on, written by a thread of its own. The scheduler has no step in flight."""
+        self.attach(scheduler)
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Write what is left. Gives up on a disk that does not answer."""
         self._closing.set()
-        if self._thread is not None:
+        if self._thread is None:
+            self._finish()
+        else:
             self._thread.join(CLOSE_TIMEOUT_S)
 
     # ------------------------------------------------------------ the engine's thread
@@ -156,12 +162,15 @@ class Journal:
 
     def _run(self) -> None:
         while not self._closing.wait(self._poll_s):
-            self._write_all()
-        self._write_all()
+            self.write()
+        self._finish()
+
+    def _finish(self) -> None:
+        self.write()
         self._files.close()
 
-    def _write_all(self) -> None:
-        """Everything that waits. Whatever goes wrong is a gap, and nothing else."""
+    def write(self) -> None:
+        """Write everything that waits. Whatever goes wrong is a gap, and nothing else."""
         try:
             self._drain()
         except OSError as error:

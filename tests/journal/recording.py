@@ -1,0 +1,89 @@
+"""Worlds of the swarm, recorded into small segments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from unittest.mock import patch
+
+from chairlift.core.errors import InvalidRequest
+from chairlift.core.scheduler import Scheduler
+from chairlift.core.types import StepOutput, StepPlan, StepResult
+from chairlift.journal.options import JournalOptions
+from chairlift.journal.replay import Replayed, replay
+from chairlift.journal.segments import SegmentFiles
+from chairlift.journal.writer import Journal
+from core import swarm
+from fakes import VOCAB_SIZE
+
+NUM_SEGMENTS = 1000
+MAX_BYTES = 3000
+"""Of a segment. With its snapshot it may become larger, but the journal of a world has several."""
+
+
+class WrittenAtOnce(Journal):
+    """A journal without a thread, written after every step: where its segments end depends on nothing else."""
+
+    def on_finish(
+        self, plan: StepPlan, result: StepResult | None, failure: str | None, output: StepOutput, now: float
+    ) -> None:
+        super().on_finish(plan, result, failure, output, now)
+        self.write()
+
+
+def journal_at(path: Path, *, digest: bool = False, max_bytes: int = MAX_BYTES) -> WrittenAtOnce:
+    options = JournalOptions(digest=digest, max_bytes=max_bytes)
+    return WrittenAtOnce(options, SegmentFiles(path, NUM_SEGMENTS))
+
+
+def record(seed: int, num_steps: int, path: Path, *, digest: bool = False) -> swarm.World:
+    """A world of the swarm, with its journal."""
+    journal = journal_at(path, digest=digest)
+    make_world = swarm.random_world
+
+    def recorded_world(rng: random.Random) -> swarm.World:
+        world = make_world(rng)
+        attach(world, journal)
+        return world
+
+    with closing(journal), patch.object(swarm, "random_world", recorded_world):
+        return swarm.run(seed, num_steps)
+
+
+def attach(world: swarm.World, journal: Journal) -> None:
+    """Record a world that has not begun."""
+    del world.scheduler._planner._make_room  # the world's probe is no part of what is recorded
+    journal.attach(world.scheduler)
+    world.engine._recorder = journal
+
+
+def segments(path: Path) -> Sequence[Path]:
+    """Files of a journal, oldest first."""
+    older = sorted(path.parent.glob(f"{path.name}.[0-9]*"), key=lambda p: -int(p.suffix[1:]))
+    return [*older, path]
+
+
+def replay_file(path: Path) -> Replayed:
+    with path.open("rb") as file:
+        return replay(file)
+
+
+def busy_scheduler(seed: int, num_steps: int = 40) -> Scheduler:
+    """A scheduler in the middle of its work, between two steps."""
+    rng = random.Random(seed)
+    world = swarm.random_world(rng)
+    del world.scheduler._planner._make_room
+    stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(3)]
+    now = 0.0
+    for number in range(num_steps):
+        now += 0.1
+        request = swarm.random_request(rng, number, now, world.scheduler.max_model_len, stems)
+        try:
+            world.engine.add(request)
+        except InvalidRequest:
+            continue
+        if world.engine.begin(now):
+            world.engine.finish(now)
+    return world.scheduler
