@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -100,14 +99,6 @@ def test_coefficients_are_finite_and_never_negative(observed: list[tuple[int, in
     for rows, context_tokens, chunk_tokens, chunk_pairs, step_s in observed:
         times.observe(rows, context_tokens, chunk_tokens, chunk_pairs, step_s)
         assert all(0.0 <= value < float("inf") for value in times.coefficients)
-
-
-def test_a_snapshot_goes_through_json_and_on_as_before() -> None:
-    times, copy = trained(500), StepTimes()
-    copy.restore(json.loads(json.dumps(times.snapshot())))
-    for step in steps(6, 50):
-        assert times.observe(*step, cost(step)) == copy.observe(*step, cost(step))
-    assert times.snapshot() == copy.snapshot()
 
 
 def test_linear_equations_are_solved() -> None:

@@ -24,7 +24,6 @@ et al. 2024 (Sarathi-Serve), OSDI. The quantile: Robbins and Monro 1951.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from chairlift.core.steptime import StepTimes
 from chairlift.core.types import Limits, StepPlan
@@ -41,28 +40,9 @@ TTFT_QUANTILE = 0.95
 STARVED_STEPS = 128
 STARVED_FACTOR = 2.0
 """How many times the objective the step after `STARVED_STEPS` without prompt tokens may last."""
-FIRST_ROWS = 8
-FIRST_TOKENS = 32
+FIRST_ROWS = 16
+FIRST_TOKENS = 64
 """As if steps of this size had been tried before the first one."""
-_STATE = (
-    "_itl_objective_s",
-    "_ttft_objective_s",
-    "_max_step_s",
-    "margin",
-    "pace",
-    "max_prefill_tokens",
-    "_most_rows",
-    "_most_tokens",
-    "_most_pairs",
-    "_row_context",
-    "_cap",
-    "_num_starved",
-    "_denied",
-    "_num_seqs",
-    "_paced_tokens",
-    "_prompts",
-    "_prompt_tokens",
-)
 
 
 class Controller:
@@ -85,7 +65,7 @@ class Controller:
         self._most_pairs = FIRST_TOKENS * FIRST_TOKENS
         self._row_context = 0.0
         """Context tokens of a row: rises with what runs, falls slowly."""
-        self._cap = float(FIRST_ROWS)
+        self._cap = float(FIRST_ROWS if itl_objective_s > 0 else limits.max_num_seqs)
         self._num_starved = 0
         self._denied = False
         self._num_seqs = 0
@@ -133,7 +113,7 @@ class Controller:
             self._most_rows = max(self._most_rows, rows)
             more = plan.num_context_tokens / rows - self._row_context
             self._row_context += more * (0.1 if more > 0 else 0.002)
-            self._cap += 0.1 * (self._fitting_rows() - self._cap)
+            self._cap += 0.2 * (self._fitting_rows() - self._cap)
 
     def first_token(self, ttft_s: float) -> None:
         """A request got its first token so long after it arrived."""
@@ -145,7 +125,7 @@ class Controller:
     # ------------------------------------------------------------ what may be planned
 
     def max_num_seqs(self, num_running: int, num_waiting: int, num_context_tokens: int) -> int:
-        """How many sequences may run in this step, at least 1. Called once for each step, before `chunk_tokens`."""
+        """How many sequences may run in this step, at least 1. Called once for each step."""
         self._num_seqs = num_running + num_waiting
         if self._target_s(1) == math.inf:
             return self._limits.max_num_seqs
@@ -179,21 +159,6 @@ class Controller:
         self._denied = self._denied or count == 0
         return count
 
-    def snapshot(self) -> dict[str, Any]:
-        """Everything learned and set, as plain data that JSON keeps exactly."""
-        values = {name: getattr(self, name) for name in _STATE}
-        return {**values, "times": self.times.snapshot()}
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Go on from a snapshot, as if nothing had been between.
-
-        Raises:
-            KeyError: something is missing in it.
-        """
-        for name in _STATE:
-            setattr(self, name, data[name])
-        self.times.restore(data["times"])
-
     # ------------------------------------------------------------ predictions, turned round
 
     def _target_s(self, num_decodes: int) -> float:
@@ -212,7 +177,9 @@ class Controller:
         left_s = target / self.margin - a
         left_s -= min(QUANTUM_TOKENS * (d + e * self._row_context), RESERVED * left_s)
         row_s = b + c * self._row_context
-        most = min(2 * self._most_rows, self._limits.max_num_seqs)
+        most = self._limits.max_num_seqs
+        if self._itl_objective_s > 0:
+            most = min(most, 2 * self._most_rows)
         return min(left_s / row_s, most) if row_s > 0 else most
 
     def _fitting_tokens(self, left_s: float, start: int) -> float:
@@ -240,7 +207,7 @@ class Controller:
         *_, d, e = self.times.coefficients
         spare = 1.0 - rate * (d + e * start)
         if spare <= 0:
-            return math.inf
+            return self._limits.max_num_batched_tokens
         tokens = math.ceil(rate * decode_s / spare)
         return _cut(2 * tokens - 1) if tokens < QUANTUM_TOKENS else _cut(tokens + QUANTUM_TOKENS - 1)
 

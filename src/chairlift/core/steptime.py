@@ -19,7 +19,6 @@ coefficients stay what they were: each refit is pulled towards the one before, i
 from __future__ import annotations
 
 import math
-from typing import Any
 
 KEEP = 1.0 - 1.0 / 256.0
 """Weight of a step, relative to that of the step after it."""
@@ -143,28 +142,6 @@ class StepTimes:
                 break
             del seen[worst]
         self.coefficients = result
-
-    def snapshot(self) -> dict[str, Any]:
-        """Everything learned, as plain data that JSON keeps exactly."""
-        return {
-            "coefficients": list(self.coefficients),
-            "squares": list(self._squares),
-            "sums": list(self._sums),
-            "num_steps": self._num_steps,
-            "strange_logs": list(self._strange_logs),
-        }
-
-    def restore(self, data: dict[str, Any]) -> None:
-        """Go on from a snapshot.
-
-        Raises:
-            KeyError: something is missing in it.
-        """
-        self.coefficients = list(data["coefficients"])
-        self._squares = list(data["squares"])
-        self._sums = list(data["sums"])
-        self._num_steps = data["num_steps"]
-        self._strange_logs = list(data["strange_logs"])
 
 
 def solve(rows: list[list[float]]) -> list[float]:
