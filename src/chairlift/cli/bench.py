@@ -1,4 +1,7 @@
-"""`chairlift bench`: serve (load on a server), throughput (offline), sweep (servers with different settings)."""
+"""`chairlift bench`: serve (load on a server), throughput (offline), sweep (servers with different settings).
+
+`compare-batching` has a module of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 import datetime
-import json
 import math
 import os
 import shlex
@@ -20,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chairlift.cli import bench_flags as flags
+from chairlift.cli import compare_batching
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.results import check_path, write_json
 from chairlift.core.errors import ChairliftError, InvalidOption
 
 if TYPE_CHECKING:
@@ -36,13 +40,14 @@ SWEPT = ("--max-num-seqs", "--max-num-batched-tokens", "--dtype", "--kv-cache-dt
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Register the command and its three forms."""
+    """Register the command and its forms."""
     bench = commands.add_parser("bench", help="measure a server, or the engine without one")
     bench.set_defaults(parser=bench)
     forms = bench.add_subparsers(title="forms", metavar="FORM")
     _add_serve(forms)
     _add_throughput(forms)
     _add_sweep(forms)
+    compare_batching.add_form(forms)
 
 
 def _add_serve(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -211,7 +216,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
     from chairlift.bench.report import make_report, to_json, to_text
 
     if arguments.save_result or arguments.save_detailed:
-        _check_path(arguments.result_dir / (arguments.result_filename or "result.json"))
+        check_path(arguments.result_dir / (arguments.result_filename or "result.json"))
     wanted = flags.wanted(arguments)
     metadata = flags.pairs("--metadata", arguments.metadata)
     host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
@@ -241,22 +246,9 @@ def run_serve(arguments: argparse.Namespace) -> int:
         label = arguments.label or arguments.backend
         default = f"{label}-{arguments.request_rate}qps{limit}-{model.rpartition('/')[2]}-{now}.json"
         path = arguments.result_dir / (arguments.result_filename or default)
-        _write_json(path, result)
+        write_json(path, result)
         print(f"Result written to {path}", file=sys.stderr)
     return 0 if report.answered else 1
-
-
-def _check_path(path: Path | None) -> None:
-    """Raises InvalidOption before anything is measured if the figures could not be written there afterwards."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise InvalidOption(f"cannot write {path}: {'it is a folder' if path.is_dir() else 'there is no such folder'}")
-
-
-def _write_json(path: Path, value: object) -> None:
-    try:
-        path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InvalidOption(f"cannot write {path}: {error}") from error
 
 
 # ---------------------------------------------------------------- throughput
@@ -268,7 +260,7 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     from chairlift.llm import LLM
     from chairlift.worker.build import build
 
-    _check_path(arguments.output_json)
+    check_path(arguments.output_json)
     options = engine_options(arguments)
     if arguments.concurrency is not None:
         options = replace(options, max_num_seqs=arguments.concurrency)
@@ -289,7 +281,7 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     print(f"Model ready after {load_s:.2f} s")
     if arguments.output_json is not None:
         figures = throughput.to_json() | {"load_s": load_s, "max_num_seqs": options.max_num_seqs}
-        _write_json(arguments.output_json, figures)
+        write_json(arguments.output_json, figures)
     return 0
 
 
@@ -302,8 +294,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     from chairlift.bench.report import Wanted, make_report
     from chairlift.bench.server_process import served
 
-    _check_path(arguments.output_json)
-    _check_path(arguments.plot)
+    check_path(arguments.output_json)
+    check_path(arguments.plot)
     figure = None if arguments.plot is None else _figure()
     given = {name: getattr(arguments, name.removeprefix("--").replace("-", "_")) for name in SWEPT}
     lists = {name: [part.strip() for part in text.split(",")] for name, text in given.items() if text is not None}
@@ -327,7 +319,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _run_loop(measure_all())
     print(sweep.to_table(points))
     if arguments.output_json is not None:
-        _write_json(arguments.output_json, [point.to_json() for point in points])
+        write_json(arguments.output_json, [point.to_json() for point in points])
     if figure is not None:
         sweep.draw(points, figure, arguments.plot)
         print(f"Plot written to {arguments.plot}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""`chairlift bench compare-batching`: one model, one traffic, three ways to form batches, one table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from chairlift.bench import compare_batching as bench
+from chairlift.bench.in_process import INTERVAL_S, Listener, Loop, Show
+from chairlift.bench.load import Load
+from chairlift.bench.progress import line
+from chairlift.cli.loading import loading
+from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.results import check_path, write_json
+from chairlift.core.engine import Engine
+from chairlift.core.errors import ChairliftError, EngineDead, InvalidOption
+from chairlift.core.policy import Policy
+from chairlift.core.types import Request
+from chairlift.wire import Add, Drain, Refused, Step
+from chairlift.worker.loop import EngineLoop
+
+MAX_NUM_SEQS = 64
+"""Slots unless told otherwise: more make a held batch longer still."""
+STOP_TIMEOUT_S = 10.0
+
+
+def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the form of `chairlift bench`."""
+    parser = forms.add_parser(
+        "compare-batching",
+        help="serve the same traffic under static, dynamic and continuous batching, in one table",
+        description="Serve the same traffic under static, dynamic and continuous batching, in this process, and print "
+        "one table. A static batch starts when it is full or nothing more comes, a dynamic one when it has waited "
+        "--max-batch-wait-ms as well; both are held to the end of their longest member.",
+    )
+    group = parser.add_argument_group("traffic", "Arrivals are a Poisson process, lengths of answers log-normal.")
+    group.add_argument("--num-prompts", type=int, default=400, metavar="N", help="requests (default: %(default)s)")
+    group.add_argument(
+        "--request-rate",
+        type=request_rate,
+        metavar="RPS",
+        help="requests per second (default: auto, measured: more than static batching can serve, less than continuous)",
+    )
+    group.add_argument("--prompt-tokens", type=int, default=16, metavar="N", help="of each (default: %(default)s)")
+    group.add_argument(
+        "--output-median", type=float, default=30.0, metavar="N", help="tokens of an answer (default: %(default)g)"
+    )
+    group.add_argument(
+        "--output-sigma",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="standard deviation of the logarithm of an answer's tokens; 0: all equal (default: %(default)g)",
+    )
+    group.add_argument("--output-max", type=int, default=512, metavar="N", help="tokens at most (default: %(default)s)")
+    add_engine_flags(parser, positional_model=True)
+    parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress line")
+    add_config_flag(parser)
+    parser.set_defaults(run=run, parser=parser, max_num_seqs=MAX_NUM_SEQS)
+
+
+def request_rate(text: str) -> float | None:
+    """Requests per second; None for auto.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    if text == "auto":
+        return None
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not rate > 0.0:
+        raise argparse.ArgumentTypeError(f"neither a rate above 0 nor auto: {text!r}")
+    return rate
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure all three."""
+    from chairlift.worker.build import load
+
+    check_path(arguments.output_json)
+    if arguments.batching != "continuous":
+        raise InvalidOption("compare-batching serves under all three batchings: leave out --batching")
+    if arguments.journal is not None:
+        raise InvalidOption("compare-batching keeps no journal: leave out --journal")
+    if arguments.max_batch_wait_ms is not None:
+        arguments.batching = "dynamic"
+    options = engine_options(arguments)
+    traffic = bench.Traffic(
+        num_prompts=arguments.num_prompts,
+        prompt_tokens=arguments.prompt_tokens,
+        output_median=arguments.output_median,
+        output_sigma=arguments.output_sigma,
+        output_max=arguments.output_max,
+        seed=arguments.seed or 0,
+    )
+    with loading(options.model, sys.stderr):
+        loaded = load(options)
+    vocab_size = loaded.model.config.vocab_size
+
+    def start(policy: Policy, listener: Listener) -> Loop:
+        return EngineThread(loaded.engine(policy, listener), listener, time.monotonic)
+
+    policy, max_num_seqs = options.policy(), options.max_num_seqs
+    rate: float | None = arguments.request_rate
+    capacity = None
+    if rate is None:
+        capacity = bench.measure_capacity(
+            start, policy, traffic, vocab_size, max_num_seqs, clock=time.monotonic, sleep=time.sleep
+        )
+        rate = capacity.rate
+        print(
+            f"about {capacity.static:.2f} requests/s can be served in static batches, {capacity.continuous:.2f} "
+            f"continuously: asking {rate:.2f}",
+            file=sys.stderr,
+        )
+    progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
+    rows = bench.compare(
+        start,
+        policy,
+        traffic,
+        rate,
+        vocab_size,
+        max_num_seqs,
+        clock=time.monotonic,
+        sleep=time.sleep,
+        show=progress.of,
+    )
+    progress.clear()
+    print(bench.to_headline(traffic, rate, max_num_seqs))
+    print(bench.to_table(rows))
+    print(bench.to_verdict(rows))
+    if arguments.output_json is not None:
+        figures = bench.to_json(traffic, rate, capacity, max_num_seqs, rows) | {"model": loaded.model.name}
+        write_json(arguments.output_json, figures)
+    return 0
+
+
+class Progress:
+    """Rewrites one line on a terminal; says nothing without one."""
+
+    def __init__(self, terminal: TextIO | None, clock: Callable[[], float]) -> None:
+        self._terminal = terminal
+        self._clock = clock
+
+    def of(self, batching: str) -> Show:
+        """What shows the run of a policy."""
+        seen, before = 0, self._clock()
+
+        def show(load: Load, num_tokens: int) -> None:
+            nonlocal seen, before
+            now = self._clock()
+            if self._terminal is None or now - before < INTERVAL_S:
+                return
+            rate = (num_tokens - seen) / (now - before)
+            seen, before = num_tokens, now
+            self._terminal.write(f"\r\x1b[K{batching}: {line(load, now, rate)}")
+            self._terminal.flush()
+
+        return show
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._terminal is not None:
+            self._terminal.write("\r\x1b[K")
+            self._terminal.flush()
+
+
+class EngineThread:
+    """Runs an engine's loop on a thread, until what came before `close` is served."""
+
+    def __init__(self, engine: Engine, listener: Listener, clock: Callable[[], float]) -> None:
+        self._listener = listener
+        self._failure: Exception | None = None
+        self._loop = EngineLoop(engine, clock, self._take)
+        self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
+        self._thread.start()
+
+    def add(self, request: Request) -> None:
+        self._loop.submit(Add(request))
+
+    def close(self) -> None:
+        self._loop.submit(Drain())
+
+    def stop(self) -> None:
+        self._loop.stop()
+        self._thread.join(STOP_TIMEOUT_S)
+
+    def wait(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except Exception as error:
+            self._failure = EngineDead(f"the engine broke: {type(error).__name__}: {error}")
+
+    def _take(self, message: Refused | Step) -> None:
+        if isinstance(message, Refused):
+            self._failure = ChairliftError(message.message)
+            self._loop.stop()
+        elif message.ids or message.finishes:
+            self._listener.on_tokens(message.ids, message.finishes, message.now)
