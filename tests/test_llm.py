@@ -194,6 +194,21 @@ class TestGenerate:
         reasons = [(output.outputs[0].finish_reason, output.outputs[0].error) for output in outputs]
         assert reasons == [("length", None), ("error", "nan"), ("length", None)]
 
+    @pytest.mark.parametrize("service", [{"e2e_deadline_ms": 40}, {"ttft_deadline_ms": 0.5}])
+    def test_a_missed_deadline_is_an_error(self, service: dict[str, Any]) -> None:
+        params = SamplingParams(max_tokens=90, temperature=0.0, ignore_eos=True)
+        with LLM.from_built(built(FakeExecutor(CacheShape(128, 4), step_s=0.002))) as llm:
+            (output,) = llm.generate(ids(1), params, use_tqdm=False, **service)
+            (only,) = output.outputs
+            assert only.finish_reason == "deadline"
+            assert only.error is not None and "deadline" in only.error
+            assert only.token_ids == alone(ids(1), params)[: len(only.token_ids)]
+            assert len(only.token_ids) < 90
+            (streamed,) = list(llm.stream(ids(2), params, **service))[-1].outputs
+            assert (streamed.finish_reason, streamed.error is None) == ("deadline", False)
+            (kept,) = llm.generate(ids(3), GREEDY, use_tqdm=False, e2e_deadline_ms=60_000)
+            assert (kept.outputs[0].finish_reason, kept.outputs[0].error) == ("length", None)
+
     def test_many_threads_at_once(self, llm: LLM) -> None:
         wrong: list[int] = []
 
