@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import ChairliftError
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
     CacheShape,
@@ -176,9 +177,8 @@ class VirtualEngine:
             self.now = min(wake, until)
 
     def _wake_at(self) -> float:
-        wake_at = getattr(self.engine.scheduler, "wake_at", None)
-        when = wake_at(self.now) if wake_at is not None else None
-        return math.inf if when is None else float(when)
+        when = self.engine.wake_at()
+        return math.inf if when is None else when
 
     def _take_arrived(self, queue: list[Request]) -> None:
         while queue and queue[-1].arrival <= self.now:
@@ -239,10 +239,17 @@ class VirtualEngine:
         return sum(since <= time < until for served in self.served.values() for time in served.token_times)
 
 
-def virtual_scheduler(max_num_seqs: int, max_num_batched_tokens: int, num_blocks: int = 65536) -> Scheduler:
-    """A scheduler as the driver's defaults want it, with a cache that does not run out."""
-    limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len=8192)
-    return Scheduler(limits, CacheShape(num_blocks, 16), vocab_size=VOCAB_SIZE, enable_prefix_caching=False)
+def virtual_scheduler(
+    max_num_seqs: int, max_num_batched_tokens: int, num_blocks: int = 65536, policy: Policy | None = None
+) -> Scheduler:
+    """A scheduler for this driver, with a cache that does not run out."""
+    return Scheduler(
+        Limits(max_num_seqs, max_num_batched_tokens, max_model_len=8192),
+        CacheShape(num_blocks, 16),
+        vocab_size=VOCAB_SIZE,
+        enable_prefix_caching=False,
+        policy=Policy() if policy is None else policy,
+    )
 
 
 def virtual_request(request_id: int, arrival: float, num_prompt: int, num_output: int) -> Request:
