@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ MODEL = "smollm2-135m-instruct"
 class RealServer:
     def __init__(self) -> None:
         command = [sys.executable, "-c", "import sys; from chairlift.cli.main import main; sys.exit(main())"]
-        command += ["serve", MODEL, "--port", "0", "--max-model-len", "512"]
+        command += ["serve", MODEL, "--port", "0", "--max-model-len", "512", "--admin-api-key", "owner-key"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -63,6 +64,15 @@ class RealServer:
         connection.close()
         values = (line.rpartition(" ") for line in lines if not line.startswith("#"))
         return {name.partition("{")[0]: float(value) for name, _, value in values}
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection.request(method, path, json.dumps(body), {"Authorization": "Bearer owner-key"})
+        response = connection.getresponse()
+        answer = json.loads(response.read())
+        connection.close()
+        assert response.status == 200, answer
+        return answer
 
     def num_descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
@@ -150,6 +160,31 @@ def test_what_cannot_be_served_is_a_400_and_the_engine_goes_on(
         client.completions.create(model=MODEL, **fields)
     assert caught.value.code == code
     assert client.completions.create(model=MODEL, prompt=[1] * 500, max_tokens=1).usage is not None
+
+
+def test_limits_change_while_it_serves_and_the_wait_is_explained(client: openai.OpenAI, real: RealServer) -> None:
+    """One slot, two clients: one of them waits for it, and is told so; the owner reads the same."""
+    fields: dict[str, Any] = {"model": MODEL, "max_tokens": 12, "extra_body": {"explain": True, "ignore_eos": True}}
+
+    def ask(prompt: str) -> dict[str, Any]:
+        *_, last = client.completions.create(prompt=prompt, stream=True, **fields)
+        assert last.model_extra is not None
+        explanation: dict[str, Any] = last.model_extra["explanation"][0]
+        return explanation | {"id": last.id}
+
+    configured = real.admin("GET", "/admin/limits")["configured"]
+    real.admin("PATCH", "/admin/limits", {"max_num_seqs": 1})
+    with ThreadPoolExecutor(2) as pool:
+        told = list(pool.map(ask, ("One, two,", "Three, four,")))
+    assert real.metrics()["chairlift:max_num_seqs"] == 1
+    real.admin("PATCH", "/admin/limits", {"max_num_seqs": configured["max_num_seqs"]})
+    first, second = sorted(told, key=lambda one: float(one["decisions"]["ended_after_s"]))
+    assert "slots" not in first["decisions"]["waited_s"]
+    assert second["decisions"]["waited_s"]["slots"] > 0
+    assert " for a slot; " in second["sentence"]
+    assert [(one["decisions"]["output_tokens"], one["decisions"]["chunks"]) for one in told] == [(12, 1)] * 2
+    (entry,) = real.admin("GET", f"/admin/requests/{second['id']}")["data"]
+    assert entry["choices"][0] == {name: second[name] for name in ("index", "sentence", "decisions")}
 
 
 def test_special_tokens_in_a_message_stay_text(client: openai.OpenAI) -> None:
