@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from chairlift.core.pace import Pace
-from chairlift.core.types import EngineStats
+from chairlift.core.types import EngineStats, WaitReason
 
 
-def stats(running: int, waiting: int, slots: int = 4, **more: float) -> EngineStats:
+def stats(running: int, waiting: int, slots: int = 4, **more: Any) -> EngineStats:
     counts = {"num_used_blocks": 0, "num_cached_blocks": 0, "num_preemptions": 0, "prefix_queries": 0, "prefix_hits": 0}
-    fields = counts | {"num_running": running, "num_waiting": waiting, "max_num_seqs": slots} | more
-    return EngineStats(**fields)  # type: ignore[arg-type]
+    fields: dict[str, Any] = counts | {"num_running": running, "num_waiting": waiting, "max_num_seqs": slots} | more
+    return EngineStats(**fields)
 
 
 def test_nothing_is_known_before_the_first_end() -> None:
@@ -34,6 +36,15 @@ def test_slots_are_free_only_where_nobody_waits() -> None:
     assert pace.num_free == 0
     pace.observe(stats(1, 0, slots=2), 1.3)
     assert (pace.num_free, pace.max_num_seqs) == (1, 2)
+
+
+def test_who_joins_with_the_next_step_is_no_crowd() -> None:
+    pace = Pace(4)
+    waiting: Any = {WaitReason.STEP: 2}
+    pace.observe(stats(1, 2, waiting_by_reason=waiting), 1.0)
+    assert pace.num_free == 3  # for the two as well
+    pace.observe(stats(1, 3, waiting_by_reason=waiting | {WaitReason.BLOCKS: 1}), 1.1)
+    assert pace.num_free == 0
 
 
 def test_littles_law_before_anything_was_counted() -> None:

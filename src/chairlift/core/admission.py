@@ -172,8 +172,8 @@ class Admission:
             wait_s = self._wait_s(principal, n, key)
             if wait_s is not None and now + wait_s > deadline:
                 raise Overloaded(
-                    f"Refused for now: the deadline is {max(0.0, deadline - now):.3g} s away. Estimated wait: about "
-                    f"{wait_s:.3g} s.",
+                    f"Refused for now: the deadline is {max(0.0, deadline - now):.3f} s away. Estimated wait: about "
+                    f"{max(0.1, wait_s):.1f} s.",
                     RefusalReason.DEADLINE,
                     wait_s,
                 )
@@ -248,7 +248,7 @@ class Admission:
         else:
             wait_s = self._wait_s(principal, n * len(nums_tokens), (priority, math.inf, 0))
         text = _TEXTS[reason].format(used=used, cap=cap)
-        about = "not known yet" if wait_s is None else f"about {wait_s:.3g} s"
+        about = "not known yet" if wait_s is None else f"about {max(0.1, wait_s):.1f} s"
         raise Overloaded(f"Refused for now: {text}, and this needs {asked}. Estimated wait: {about}.", reason, wait_s)
 
     def _overrun(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from chairlift.core.types import EngineStats
+from chairlift.core.types import EngineStats, WaitReason
 
 FADING_S = 30.0
 """What was counted so long ago weighs 1/e of what is counted now."""
@@ -41,7 +41,7 @@ class Pace:
         self.max_num_seqs = max_num_seqs
         """As in force now."""
         self.num_free = max_num_seqs
-        """Slots that nobody waits for."""
+        """Slots that nobody waits for longer than until the next step."""
         self.service_s: float | None = None
         """Mean seconds from joining to the end; None before the first end."""
         self._num_running = 0
@@ -69,7 +69,7 @@ class Pace:
         if stats.max_num_seqs:
             self.max_num_seqs = stats.max_num_seqs
         self._num_running = stats.num_running
-        self._is_crowded = stats.num_waiting > 0
+        self._is_crowded = stats.num_waiting > stats.waiting_by_reason.get(WaitReason.STEP, 0)
         self.num_free = 0 if self._is_crowded else max(0, self.max_num_seqs - stats.num_running)
         if stats.prefix_queries:
             self._hit_share = stats.prefix_hits / stats.prefix_queries
