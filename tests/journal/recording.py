@@ -54,7 +54,6 @@ def record(seed: int, num_steps: int, path: Path, *, digest: bool = False) -> sw
 
 def attach(world: swarm.World, journal: Journal) -> None:
     """Record a world that has not begun."""
-    del world.scheduler._planner._make_room  # the world's probe is no part of what is recorded
     journal.attach(world.scheduler)
     world.engine._recorder = journal
 
@@ -74,7 +73,6 @@ def busy_scheduler(seed: int, num_steps: int = 40) -> Scheduler:
     """A scheduler in the middle of its work, between two steps."""
     rng = random.Random(seed)
     world = swarm.random_world(rng)
-    del world.scheduler._planner._make_room
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(3)]
     now = 0.0
     for number in range(num_steps):

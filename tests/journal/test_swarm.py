@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterable
@@ -22,7 +23,14 @@ def snapshot_lines(path: Path) -> list[bytes]:
     with path.open("rb") as file:
         segment = records.decode(next(file))
         assert isinstance(segment, records.Segment)
-        return [next(file) for _ in range(segment.num_objects)]
+        return [comparable(next(file)) for _ in range(segment.num_objects)]
+
+
+def comparable(line: bytes) -> bytes:
+    """Without the texts of errors, which in a digest are names, and without how much of a chain of prefix keys was made:
+    the world's oracles ask for some that nobody else needed."""
+    line = re.sub(rb'("doom":{"tuple":[^}]*},)"[^"]*"', rb'\1""', line)
+    return re.sub(rb'"num_chained":\d+', b"", line)
 
 
 def roots_in(path: Path) -> set[bytes]:
@@ -43,7 +51,8 @@ def final_lines(replayed: Replayed, path: Path) -> list[bytes]:
     """What the snapshot after a segment must be."""
     if replayed.segment.digest:
         forget_unreachable(replayed.scheduler, roots_in(path))
-    return [records.encode(records.Object(entry.of, entry.fields)) for entry in capture(replayed.scheduler)]
+    lines = [records.encode(records.Object(entry.of, entry.fields)) for entry in capture(replayed.scheduler)]
+    return [comparable(line) for line in lines]
 
 
 def check_world(seed: int, num_steps: int, path: Path, *, digest: bool) -> tuple[swarm.World, list[Replayed]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -90,6 +90,17 @@ FLAT = {BlockPool: ("_refs", "_blank"), RunningSet: ("free_slots", "slots", "fil
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in CLASSES}
 _PLAIN = frozenset({type(None), bool, int, str})
+_OBJECTS = frozenset({*CLASSES, Request, dict, OrderedDict})
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """Fields of a class with slots, as far as a snapshot keeps them one by one."""
+    skipped = {*FLAT.get(kind, ()), *(DERIVED if kind is Sequence else ())}
+    return tuple(name for name in vars(kind)["__slots__"] if name not in skipped)
+
+
+_NAMES = {kind: _names(kind) for kind in CLASSES if hasattr(kind, "__slots__")}
+_GETTERS = {kind: attrgetter(*names) for kind, names in _NAMES.items() if len(names) > 1}
 
 
 @dataclass(slots=True)
@@ -142,11 +153,16 @@ class _Taking:
             return Entry(kind.__name__, {"items": [[value(k), value(v)] for k, v in one.items()]})
         if kind is PrefixIndex:
             return Entry("PrefixIndex", {"entries": list(one._blocks.values())})
-        flat = FLAT.get(kind, ())
-        fields: dict[str, Any] = {name: list(getattr(one, name)) for name in flat}
-        for name, field in fields_of(one):
-            if name not in fields:
-                fields[name] = value(field)
+        fields: dict[str, Any] = {name: list(getattr(one, name)) for name in FLAT.get(kind, ())}
+        getter = _GETTERS.get(kind)
+        if getter is not None:
+            values = [v if type(v) in _PLAIN else value(v) for v in getter(one)]
+            fields.update(zip(_NAMES[kind], values, strict=True))
+        elif kind in _NAMES:
+            fields.update((name, value(getattr(one, name))) for name in _NAMES[kind])
+        else:
+            # What hides a method is somebody's probe, and no state.
+            fields.update((name, value(field)) for name, field in vars(one).items() if not hasattr(kind, name))
         if kind is Sequence:
             fields["output"] = one.tokens[one.num_prompt :]
             fields["num_chained"] = len(one.chain)
@@ -159,18 +175,18 @@ class _Taking:
             return value
         if kind is float:
             return value if isfinite(value) else {"float": repr(value)}
-        if kind in _KINDS.values() or kind is Request or kind is dict or kind is OrderedDict:
-            return {"ref": self.place_of(value)}
-        return self._compound(kind, value)
-
-    def _compound(self, kind: type, value: Any) -> Any:
         if kind is tuple:
-            return {"tuple": [self._value(item) for item in value]}
+            return {"tuple": [item if type(item) in _PLAIN else self._value(item) for item in value]}
+        if kind in _OBJECTS:
+            return {"ref": self.place_of(value)}
         if kind is list:
             if id(value) in self._lists:
                 raise TypeError("two objects share a list")
             self._lists.add(id(value))
             return [self._value(item) for item in value]
+        return self._compound(kind, value)
+
+    def _compound(self, kind: type, value: Any) -> Any:
         if kind is deque:
             return {"deque": [self._value(item) for item in value]}
         if kind in ENUMS:
@@ -184,23 +200,6 @@ class _Taking:
         if kind is partial and value.func in CLASSES and not value.keywords:
             return {"partial": [value.func.__name__, *(self._value(item) for item in value.args)]}
         raise TypeError(f"{kind.__module__}.{kind.__qualname__} has no place in a snapshot")
-
-
-def fields_of(one: object) -> Iterable[tuple[str, Any]]:
-    """Names and values of what an object keeps, as far as a snapshot keeps it."""
-    kind = type(one)
-    if not hasattr(kind, "__slots__"):
-        return vars(one).items()
-    names = field_names(kind)
-    if len(names) < 2:
-        return [(name, getattr(one, name)) for name in names]
-    return zip(names, attrgetter(*names)(one), strict=True)
-
-
-def field_names(kind: type) -> tuple[str, ...]:
-    """Of a class with slots."""
-    names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]
-    return tuple(name for name in names if name not in DERIVED) if kind is Sequence else tuple(names)
 
 
 # ---------------------------------------------------------------- restoring
@@ -272,7 +271,7 @@ class _Restoring:
             shell.chain = [b""] * fields.pop("num_chained")
             del fields["is_watched"]
         kind = type(shell)
-        if hasattr(kind, "__slots__") and set(fields) != set(field_names(kind)):
+        if kind in _NAMES and fields.keys() != {*_NAMES[kind], *FLAT.get(kind, ())}:
             raise ValueError(f"a snapshot of a {entry.of} with other fields: taken by another version")
         for name, value in fields.items():
             object.__setattr__(shell, name, self._value(value))  # some are frozen

@@ -1,20 +1,22 @@
 """Pseudo-tokens: a journal that replays alike, and from which no prompt, answer or name can be read.
 
-    token of a prompt or answer    bit 31 and 31 bits of a keyed hash of the salt and of all tokens up to itself
+    token of a prompt or answer    0; every 8th of a block and the last one: bit 31, and 31 bits of a keyed hash of the
+                                   salt and of all tokens up to itself
     token id that ends answers     bit 30 and 30 bits of a keyed hash of itself
     salt, name                     a keyed hash
 
-So two sequences have equal pseudo-tokens exactly as far as they have a common beginning under a common salt, which is
-all that a scheduler ever compares; and an answer ends with the token that ends it. Equal tokens at other places, or
-after other beginnings, have nothing in common: nothing can be counted. The key is random, lives as long as the process
-and is written nowhere.
+So two sequences have equal blocks exactly as far as they have a common beginning under a common salt, which is all that
+a scheduler ever compares; and an answer ends with the token that ends it. Equal tokens at other places, or after other
+beginnings, have nothing in common: nothing can be counted. The key is random, lives as long as the process and is
+written nowhere. Hashing every token would cost eight times as much and tell no more.
 
 Source: ours; the hash is BLAKE2b, RFC 7693, with its key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from hashlib import blake2b
 from typing import Any
 
@@ -29,6 +31,8 @@ VOCAB_SIZE = 1 << 32
 
 _TOKEN_BIT = 1 << 31
 _END_BIT = 1 << 30
+GROUP = 8
+"""Tokens that are hashed together; a block's last group may be shorter."""
 _WORDS = frozenset({"", TTFT, E2E, EVERYBODY})
 """Strings in a snapshot that are ours, and neither names nor content."""
 
@@ -36,15 +40,20 @@ _WORDS = frozenset({"", TTFT, E2E, EVERYBODY})
 class Row:
     """What the tokens of one sequence so far have come to, and which tokens end it."""
 
-    __slots__ = ("ends", "state")
+    __slots__ = ("ends", "group", "offset", "state")
 
-    def __init__(self, state: bytes, ends: frozenset[int]) -> None:
+    def __init__(self, state: bytes, ends: frozenset[int] = frozenset(), offset: int = 0, group: Seq[int] = ()) -> None:
         self.state = state
+        """Hash up to the last group of tokens."""
         self.ends = ends
+        self.offset = offset
+        """Tokens in the last block."""
+        self.group = list(group)
+        """Tokens after the last group."""
 
 
 class Disguise:
-    """Follows every sequence from its prompt to its end. `secret` is a key of 32 bytes."""
+    """Follows every sequence from its prompt to its end, starting with a snapshot. `secret` is a key of 32 bytes."""
 
     def __init__(self, secret: bytes) -> None:
         self._hashes = {
@@ -52,6 +61,7 @@ class Disguise:
         }
         self._token_hash = self._hashes["token"]
         self._end_ids: dict[int, int] = {}
+        self._block_size = 1
         self._rows: dict[int, Row] = {}
         """By slot, as an executor has them."""
         self._sequences: dict[tuple[int, int], Row] = {}
@@ -60,12 +70,12 @@ class Disguise:
 
     def request(self, request: Request) -> Request:
         """The same as far as scheduling goes."""
-        row = Row(self._root_state(root_key(request.salt)), frozenset())
-        prompt = [self._next(row, token) for token in request.prompt]
+        row = Row(self._root_state(root_key(request.salt)))
+        prompt = self._follow(row, request.prompt)
         params = request.params
         ends = params.stop_token_ids if params.ignore_eos else params.stop_token_ids + request.eos_token_ids
         for choice in range(request.n):
-            self._sequences[request.id, choice] = Row(row.state, frozenset(ends))
+            self._sequences[request.id, choice] = Row(row.state, frozenset(ends), row.offset, row.group)
         return Request(
             id=request.id,
             prompt=prompt,
@@ -95,15 +105,22 @@ class Disguise:
         for slot, request_id, choice, _ in joins:
             self._rows[slot] = self._sequences[request_id, choice]
 
-    def tokens(self, plan: StepPlan, tokens: Sequence[int]) -> list[int]:
+    def tokens(self, plan: StepPlan, tokens: Seq[int]) -> list[int]:
         """What a step sampled, parallel to the plan's sampling rows."""
         rows = self._rows
         sampling = [rows[slot] for slot in plan.decodes]
         sampling += [rows[chunk.slot] for chunk in plan.chunks if chunk.samples]
-        follow = self._next
-        return [
-            follow(row, token) if 0 <= token < VOCAB_SIZE else -1 for row, token in zip(sampling, tokens, strict=True)
-        ]
+        hidden = []
+        block_size = self._block_size
+        for row, token in zip(sampling, tokens, strict=True):
+            if token in row.ends or not 0 <= token < VOCAB_SIZE:
+                hidden.append(self._end_id(token) if token in row.ends else -1)
+                continue
+            row.group.append(token)
+            row.offset += 1
+            closes = len(row.group) == GROUP or row.offset == block_size
+            hidden.append(self._close(row) if closes else 0)
+        return hidden
 
     def errors(self, errors: Mapping[int, str]) -> dict[int, str]:
         """Which rows failed, not with what words."""
@@ -123,11 +140,11 @@ class Disguise:
     def entries(self, entries: list[Entry]) -> list[Entry]:
         """A snapshot, which also says anew which sequences there are."""
         self._rows, self._sequences = {}, {}
+        self._block_size = next(entry.fields["block_size"] for entry in entries if entry.of == "KVCache")
         requests = {place: e.fields["request"] for place, e in enumerate(entries) if e.of == "Request"}
         disguised = {place: self.request(request) for place, request in requests.items()}
         keys: dict[bytes, bytes] = {}
         result: list[Entry] = []
-        block_size = next(entry.fields["block_size"] for entry in entries if entry.of == "KVCache")
         for place, entry in enumerate(entries):
             if place in disguised:
                 result.append(Entry("Request", {"request": disguised[place]}))
@@ -135,20 +152,20 @@ class Disguise:
                 result.append(Entry("PrefixIndex", {"entries": self._index(entry.fields["entries"], keys)}))
             elif entry.of == "Sequence":
                 at = entry.fields["request"]["ref"]
-                result.append(self._sequence(entry, requests[at], disguised[at], block_size, keys))
+                result.append(self._sequence(entry, requests[at], disguised[at], keys))
             elif entry.of == "Scheduler":
                 result.append(Entry(entry.of, {**entry.fields, "_vocab_size": VOCAB_SIZE}))
             else:
                 result.append(entry)
         return [self._hide(entry, keys) for entry in result]
 
-    def _sequence(
-        self, entry: Entry, request: Request, disguised: Request, block_size: int, keys: dict[bytes, bytes]
-    ) -> Entry:
-        fields = dict(entry.fields)
+    def _sequence(self, entry: Entry, request: Request, disguised: Request, keys: dict[bytes, bytes]) -> Entry:
+        fields, block_size = dict(entry.fields), self._block_size
         output, slot = fields["output"], fields["slot"]
         row = self._sequences[request.id, fields["choice"]]
-        fields["output"] = [self._next(row, token) for token in output]
+        over = output[-1:] if output and output[-1] in row.ends else []
+        hidden = self._follow(row, output[: len(output) - len(over)])
+        fields["output"] = hidden + [self._end_id(token) for token in over]
         if fields["joined"] and slot >= 0:
             self._rows[slot] = row
         if fields.get("awaited"):
@@ -176,8 +193,8 @@ class Disguise:
                 states[key], keys[key] = self._root_state(key), root_key(self._salt(key))
             for child in reversed(path):
                 parent, content = found[child]
-                row = Row(states[parent], frozenset())
-                contents[child] = block_content([self._next(row, token) for token in memoryview(content).cast("I")])
+                row = Row(states[parent])
+                contents[child] = block_content(self._follow(row, memoryview(content).cast("I")))
                 states[child], keys[child] = row.state, chain_key(keys[parent], contents[child])
         return [(block, keys[parent], contents[key]) for key, (block, parent, _) in zip(found, entries, strict=True)]
 
@@ -206,12 +223,26 @@ class Disguise:
 
     # ------------------------------------------------------------ hashes
 
-    def _next(self, row: Row, token: int) -> int:
-        """The pseudo-token of a sequence's next token."""
-        if token in row.ends:
-            return self._end_id(token)
+    def _follow(self, row: Row, tokens: Seq[int] | memoryview[int]) -> list[int]:
+        """Pseudo-tokens of a sequence's next tokens, none of which ends it."""
+        hidden = [0] * len(tokens)
+        done = 0
+        while done < len(tokens):
+            missing = min(GROUP - len(row.group), self._block_size - row.offset)
+            added = tokens[done : done + missing]
+            row.group.extend(added)
+            row.offset += len(added)
+            done += len(added)
+            if len(added) == missing:
+                hidden[done - 1] = self._close(row)
+        return hidden
+
+    def _close(self, row: Row) -> int:
+        """The pseudo-token of the last token of a group."""
         hashed = self._token_hash.copy()
-        hashed.update(row.state + token.to_bytes(4, "little"))
+        hashed.update(row.state + block_content(row.group))
+        row.group.clear()
+        row.offset %= self._block_size
         row.state = hashed.digest()
         return int.from_bytes(row.state[:4], "little") | _TOKEN_BIT
 
