@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from chairlift.cli.batch import check_requests
 from chairlift.cli.main import parse
+from chairlift.core.explain import sentence
+from chairlift.core.types import Decisions, Finish, FinishReason, WaitReason
+from chairlift.server.admin import LimitsBody
 from chairlift.server.greeting import greeting
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
@@ -29,6 +34,22 @@ def test_commands_are_understood(command: str) -> None:
     if arguments[-1] == "--help":
         arguments.pop()
     assert callable(parse(arguments, {}).run)
+
+
+def test_the_explanation_is_one_that_the_server_gives() -> None:
+    waited = (WaitReason.STEP, 0.062), (WaitReason.SLOTS, 2.1)
+    finish = Finish(
+        1, 0, FinishReason.LENGTH, None, None, 12, 40, 0, 0, 0.0, 2.16, 2.2, 3.6,
+        Decisions(queued_behind=3, waited=waited, chunks=1),
+    )  # fmt: skip
+    (example,) = blocks("text")
+    assert example == f"{sentence(finish)}\n"
+
+
+def test_the_owner_s_change_of_limits_is_one() -> None:
+    (change,) = re.findall(r"-X PATCH -d '(.*)'$", README, re.MULTILINE)
+    assert json.loads(change).keys() <= set(LimitsBody.__struct_fields__)
+    msgspec.json.decode(change, type=LimitsBody)
 
 
 def test_the_batch_line_is_a_request(tmp_path: Path) -> None:
