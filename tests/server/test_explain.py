@@ -42,7 +42,7 @@ def check(explanation: dict[str, Any], index: int) -> None:
     assert set(explanation) == {"index", "sentence", "decisions"}
     assert explanation["index"] == index
     assert explanation["sentence"].startswith(
-        "Queued behind 3 others; waited 1.5 s for a slot; preempted once by another request (blocks), 0.2 s until"
+        "Queued behind 3 others; waited 1.5 s for a slot; preempted once by another request (blocks), 0.25 s until"
     )
     assert explanation["sentence"].endswith("; ended by its length.")
     decisions = explanation["decisions"]

@@ -188,6 +188,8 @@ def _rounded(seconds: float) -> float:
 def _duration(seconds: float) -> str:
     if seconds < 0.0995:
         return f"{max(seconds, 0.0) * 1000:.0f} ms"
+    if seconds < 0.995:
+        return f"{seconds:.2g} s"
     return f"{seconds:.1f} s" if seconds < 99.95 else f"{seconds:.0f} s"
 
 
