@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from unittest.mock import patch
 
+from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.types import StepOutput, StepPlan, StepResult
+from chairlift.core.types import CacheShape, StepOutput, StepPlan, StepResult
 from chairlift.journal.options import JournalOptions
 from chairlift.journal.replay import Replayed, replay
 from chairlift.journal.segments import SegmentFiles
 from chairlift.journal.writer import Journal
 from core import swarm
-from fakes import VOCAB_SIZE
+from fakes import VOCAB_SIZE, FakeExecutor
 
 NUM_SEGMENTS = 1000
 MAX_BYTES = 3000
@@ -70,18 +71,18 @@ def replay_file(path: Path) -> Replayed:
 
 
 def busy_scheduler(seed: int, num_steps: int = 40) -> Scheduler:
-    """A scheduler in the middle of its work, between two steps."""
+    """A scheduler in the middle of its work, between two steps; configured as a world of the swarm."""
     rng = random.Random(seed)
-    world = swarm.random_world(rng)
+    like = swarm.random_world(rng).scheduler
+    shape = CacheShape(like.kv.pool.num_blocks, like.kv.block_size)
+    scheduler = Scheduler(like.started_with, shape, vocab_size=VOCAB_SIZE, policy=like.policy)
+    engine = Engine(scheduler, FakeExecutor(shape), swarm.stop_matcher)
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(3)]
     now = 0.0
     for number in range(num_steps):
-        now += 0.1
-        request = swarm.random_request(rng, number, now, world.scheduler.max_model_len, stems)
-        try:
-            world.engine.add(request)
-        except InvalidRequest:
-            continue
-        if world.engine.begin(now):
-            world.engine.finish(now)
-    return world.scheduler
+        now += 0.01
+        with suppress(InvalidRequest):
+            engine.add(swarm.random_request(rng, number, now, scheduler.max_model_len, stems))
+        if engine.begin(now):
+            engine.finish(now)
+    return scheduler

@@ -27,8 +27,9 @@ def snapshot_lines(path: Path) -> list[bytes]:
 
 
 def comparable(line: bytes) -> bytes:
-    """Without the texts of errors, which in a digest are names, and without how much of a chain of prefix keys was made:
-    the world's oracles ask for some that nobody else needed."""
+    """Without the texts of errors, which in a digest are names, and without how far chains of prefix keys were made:
+    the world's oracles ask for some that nobody else needed.
+    """
     line = re.sub(rb'("doom":{"tuple":[^}]*},)"[^"]*"', rb'\1""', line)
     return re.sub(rb'"num_chained":\d+', b"", line)
 
