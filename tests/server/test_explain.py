@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from chairlift.core.types import Decisions, PreemptReason, Request, WaitReason
-from server.fake_worker import REFUSE
+from server.fake_worker import REFUSE, FakeOptions
 from server.running import RunningServer, running_server
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -112,6 +112,23 @@ def test_an_error_is_an_error(server: RunningServer) -> None:
     for stream in (False, True):
         status, error = server.refused(COMPLETIONS, {"prompt": REFUSE, "explain": True, "stream": stream})
         assert (status, error["message"]) == (400, "refused as told")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_missed_deadline_is_explained_in_its_error(stream: bool) -> None:
+    with running_server(FakeOptions(step_s=0.005, prefill_steps=1000)) as server:
+        server.worker.decide = decide
+        body = {"prompt": "x", "explain": True, "ttft_deadline_ms": 30, "stream": stream}
+        status, answer = server.json("POST", COMPLETIONS, body)
+        assert (status, answer["error"]["code"]) == (504, "ttft_deadline_exceeded")
+        (explanation,) = answer["error"]["explanation"]
+        assert explanation["sentence"].startswith("Queued behind 3 others; waited 1.5 s for a slot; preempted once by")
+        assert explanation["sentence"].endswith("its first token did not come in time.")
+        assert explanation["decisions"]["ended_by"] == "deadline"
+        status, answer = server.json("POST", COMPLETIONS, body | {"explain": False})
+        assert status == 504
+        assert "explanation" not in answer["error"]
+        server.wait_idle()
 
 
 def test_it_goes_with_everything_that_can_be_shown(server: RunningServer) -> None:

@@ -149,6 +149,8 @@ class Answer:
 
     def _ended(self, finish: Finish) -> None:
         self._reasons.add(finish.reason.value)
+        if self._show.explain:
+            self._finishes.append(finish)
         if finish.reason is FinishReason.ERROR:
             _log.error("the engine failed a request: %s", finish.error)
             self.fail(internal())
@@ -157,10 +159,10 @@ class Answer:
             self.fail(unavailable("The engine ended the request before it was finished.", "aborted"))
             return
         if finish.reason is FinishReason.DEADLINE:
-            self.fail(deadline_exceeded(missed(finish), finish.error))
+            error = deadline_exceeded(missed(finish), finish.error)
+            error.more |= self._explanation()
+            self.fail(error)
             return
-        if self._show.explain:
-            self._finishes.append(finish)
         if not self._show.discard_output:
             self._num_output_tokens += finish.num_output_tokens
         if finish.choice == 0:
