@@ -14,7 +14,7 @@ from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Waiting
 from chairlift.core.policy import Policy
 from chairlift.core.running import RunningSet, in_order
-from chairlift.core.sequence import Sequence, State
+from chairlift.core.sequence import Order, Sequence, State
 from chairlift.core.types import Chunk, Join, Limits, PreemptReason, StepPlan, WaitReason
 from chairlift.core.waits import WaitClocks
 
@@ -122,18 +122,21 @@ class Planner:
     def _fill_prefill(self, plan: StepPlan, now: float, num_preemptions: int) -> None:
         """Chunks of those who prefill, then joins. A step that preempted lets nobody join: it would undo the good."""
         running = self._running
-        budget = self.limits.max_num_batched_tokens - len(plan.decodes) - len(plan.fillers)
-        for sequence in running.prefilling:
-            if budget > 0 and sequence.state is State.PREFILLING:
-                budget -= self._grant_chunk(plan, sequence, budget, now)
         self.max_num_seqs = self._cap(running)
         self.opens_at = None
         if not self._waiting:
             self.set_aside, self.blocked_by = [], None
-        elif self.num_preemptions != num_preemptions:
-            self.set_aside, self.blocked_by = [], WaitReason.BLOCKS
-        else:
-            self._admit(plan, budget, now)
+        budget = self.limits.max_num_batched_tokens - len(plan.decodes) - len(plan.fillers)
+        for sequence in list(running.prefilling):  # joins add to it, with their chunks
+            if self._waiting and self.num_preemptions == num_preemptions:
+                budget = self._admit(plan, budget, now, before=sequence)
+            if budget > 0 and sequence.state is State.PREFILLING:
+                budget -= self._grant_chunk(plan, sequence, budget, now)
+        if self._waiting:
+            if self.num_preemptions == num_preemptions:
+                self._admit(plan, budget, now)
+            else:
+                self.set_aside, self.blocked_by = [], WaitReason.BLOCKS
 
     def _cap(self, running: RunningSet) -> int:
         if not self._controller.is_active:
@@ -151,10 +154,10 @@ class Planner:
         kv = self._kv
         start = sequence.computed
         in_prompt = start < sequence.num_prompt
-        lacking = (sequence.num_prompt if in_prompt else len(sequence.tokens)) - start
+        lacking = _lacking(sequence, start)
         count = min(lacking, budget)
         if self.policy.enable_chunked_prefill or not in_prompt:
-            count = self._cut(plan, sequence, count)
+            count = self._cut(plan, start, count)
         elif count < lacking:
             return 0
         if count <= 0:
@@ -176,8 +179,8 @@ class Planner:
         self.chunked.append(sequence)
         return count
 
-    def _cut(self, plan: StepPlan, sequence: Sequence, count: int) -> int:
-        """How many of `count` tokens one sequence may compute in this step, blocks aside.
+    def _cut(self, plan: StepPlan, start: int, count: int) -> int:
+        """How many of `count` tokens one sequence may compute in this step from position `start`, blocks aside.
 
         At least one in a step that would be empty otherwise, whatever the controller thinks of it.
         """
@@ -186,7 +189,7 @@ class Planner:
         if self._controller.is_active:
             num_rows = len(plan.decodes) + len(plan.fillers)
             least = 0 if plan.decodes or plan.chunks else 1
-            fits = self._controller.chunk_tokens(plan, num_rows, plan.num_context_tokens, sequence.computed, count)
+            fits = self._controller.chunk_tokens(plan, num_rows, plan.num_context_tokens, start, count)
             count = min(count, max(least, fits))
         return count
 
@@ -206,26 +209,32 @@ class Planner:
 
     # ------------------------------------------------------------ joins
 
-    def _admit(self, plan: StepPlan, budget: int, now: float) -> None:
+    def _admit(self, plan: StepPlan, budget: int, now: float, before: Sequence | None = None) -> int:
         """Let waiting sequences join, in order, while there are slots, tokens, and blocks for all they know.
+
+        With `before`, only those with a better claim than this prefilling sequence. Gives the tokens that are left.
 
         One that cannot is set aside, so that others may pass it, but not more than `max_bypass` times in all. The
         members of a held batch join all at once, and get their first chunks as the budget allows.
         """
-        if self.blocked_by is WaitReason.BLOCKS and not self.may_join:
-            return
-        self.may_join = False
         waiting, holds = self._waiting, self.batching.holds
+        if before is not None and not self._goes_before(waiting.peek(now), before):
+            return budget
+        if self.blocked_by is WaitReason.BLOCKS and not self.may_join:
+            return budget
+        self.may_join = False
         self.set_aside, self.blocked_by = [], None
         room = self._room(now)
         if room <= 0:
             self.blocked_by = WaitReason.BATCH if holds else WaitReason.SLOTS
-            return
+            return budget
         promised = sum(self._num_needed(s) - len(s.blocks) for s in self._running.prefilling)
         while (sequence := waiting.peek(now)) is not None:
+            if before is not None and not self._goes_before(sequence, before):
+                break
             matched = self._kv.match(sequence)
             num_needed = self._num_needed(sequence)
-            reason = self._obstacle(sequence, matched, num_needed + promised, room, budget)
+            reason = self._obstacle(plan, sequence, matched, num_needed + promised, room, budget)
             if reason is None:
                 waiting.pop(sequence)
                 waiting.left(sequence)
@@ -247,6 +256,19 @@ class Planner:
                 break
         for sequence, _ in self.set_aside:
             waiting.push_back(sequence)
+        return budget
+
+    def _goes_before(self, waiting: Sequence | None, running: Sequence) -> bool:
+        """Whether one that waits has a better claim to tokens than one that prefills: its level, its deadline, or its
+        owner's service."""
+        return waiting is not None and self._rank(waiting) < running.rank
+
+    def _rank(self, sequence: Sequence) -> Order:
+        """Place of a sequence among those that run, if it joined now."""
+        if self._service is None:
+            return sequence.order
+        level, _, serial, choice = sequence.order
+        return level, self._service.tag(sequence), serial, choice
 
     def _room(self, now: float) -> int:
         """How many sequences may join in this step."""
@@ -259,14 +281,15 @@ class Planner:
         return min(room, len(running.free_slots))
 
     def _obstacle(
-        self, sequence: Sequence, matched: list[int], num_blocks: int, room: int, budget: int
+        self, plan: StepPlan, sequence: Sequence, matched: list[int], num_blocks: int, room: int, budget: int
     ) -> WaitReason | None:
         """What keeps a sequence from joining; `num_blocks` are wanted by it and by those who joined before it.
 
         Into an empty running set whoever is first may always join: what can never fit was refused when it came.
         """
         kv, holds = self._kv, self.batching.holds
-        if budget <= 0 and not holds:
+        start = len(matched) * kv.block_size
+        if not holds and (budget <= 0 or self._cut(plan, start, min(_lacking(sequence, start), budget)) <= 0):
             return WaitReason.TOKENS
         is_first = not self._running.num_taken
         if not is_first and 1 + self._num_followers(sequence) > room:
@@ -276,13 +299,12 @@ class Planner:
         if not is_first and num_blocks - len(matched) + self._num_spare > kv.num_free_after(matched):
             return WaitReason.BLOCKS
         if not self.policy.enable_chunked_prefill and not holds:
-            lacking = sequence.num_prompt - len(matched) * kv.block_size
-            if lacking > budget:
+            if sequence.num_prompt - start > budget:
                 return WaitReason.TOKENS
         return None
 
     def _may_be_passed(self, sequence: Sequence, reason: WaitReason, room: int) -> bool:
-        """A sequence that was preempted for lack of blocks is not: whoever passed it would be the next to be preempted."""
+        """One that was preempted for lack of blocks is not: whoever passed it would be the next to be preempted."""
         return (
             reason in (WaitReason.BLOCKS, WaitReason.PREFIX, WaitReason.SLOTS)
             and not (sequence.preemptions and reason is WaitReason.BLOCKS)
@@ -315,6 +337,7 @@ class Planner:
         if sequence.preempted_at is not None:
             sequence.preempted_s += max(0.0, now - sequence.preempted_at)
             sequence.preempted_at = None
+        sequence.rank = self._rank(sequence)
         if sequence.first_scheduled is not None:
             return
         sequence.first_scheduled = now
@@ -324,8 +347,9 @@ class Planner:
             self.joined.append(sequence)
             self.prefix_queries += sequence.num_prompt
             self.prefix_hits += num_cached
-            if self._service is not None:
-                self._service.charge_input(sequence, sequence.num_prompt - num_cached)
+        if self._service is not None:
+            # Choices that follow the first compute less than a block of the prompt each.
+            self._service.join(sequence, sequence.num_prompt - num_cached if sequence.choice == 0 else 0)
 
     def _num_followers(self, sequence: Sequence) -> int:
         """Choices that take their slots together with this one."""
@@ -389,7 +413,7 @@ class Planner:
         always advances.
         """
         while self._kv.pool.num_free == 0:
-            later = [s for s in running if s.order > sequence.order and s.blocks]
+            later = [s for s in running if s.rank > sequence.rank and s.blocks]
             if not later:
                 return False
             later.sort(key=in_order, reverse=True)
@@ -414,3 +438,8 @@ class Planner:
         self.num_preemptions += 1
         self._waiting.push(sequence, now)
         self.may_join = True
+
+
+def _lacking(sequence: Sequence, start: int) -> int:
+    """Tokens that the next chunk from `start` may hold: of the prompt, or of what was generated before a preemption."""
+    return (sequence.num_prompt if start < sequence.num_prompt else len(sequence.tokens)) - start

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from chairlift.core.sequence import Order, Sequence, State
 
 LOWEST_LEVEL = -(1 << 63)
@@ -13,13 +11,12 @@ LOWEST_LEVEL = -(1 << 63)
 class RunningSet:
     """Slots 0 .. max_num_seqs - 1, reused last in, first out, and the sequences in them.
 
-    What is derived from the decoding rows (`slots`, `keys`, `owners`) is brought up to date by `refresh_decoding`, once
+    What is derived from the decoding rows (`slots`, `keys`) is brought up to date by `refresh_decoding`, once
     a step. These lists are replaced when the rows change and never altered, so plans and outputs may share them.
     """
 
     __slots__ = (
         "_changed",
-        "_owners",
         "_worst_decoding",
         "decoding",
         "fillers",
@@ -54,7 +51,6 @@ class RunningSet:
         """Slots of `held`."""
         self.num_filler_tokens = 0
         """Computed tokens of `held`, summed."""
-        self._owners: list[tuple[tuple[str, str], int]] | None = None
         self._worst_decoding: int | None = None
         self._changed = False
 
@@ -103,13 +99,6 @@ class RunningSet:
         levels = [s.order[0] for s in self.prefilling if s.state is State.PREFILLING]
         return max([self._worst_decoding, *levels])
 
-    @property
-    def owners(self) -> list[tuple[tuple[str, str], int]]:
-        """Rows of `decoding` by owner, as of the last `refresh_decoding`."""
-        if self._owners is None:
-            self._owners = list(Counter([s.owner for s in self.decoding]).items())
-        return self._owners
-
     def live(self) -> list[Sequence]:
         """Those who prefill or decode."""
         return [s for s in (*self.prefilling, *self.decoding) if s.state in (State.PREFILLING, State.DECODING)]
@@ -145,10 +134,10 @@ class RunningSet:
         self.decoding = [s for s in self.decoding if s.state is State.DECODING]
         self.slots = [s.slot for s in self.decoding]
         self.keys = [s.key for s in self.decoding]
-        self._owners = self._worst_decoding = None
+        self._worst_decoding = None
         self.num_context_tokens = sum([len(s.tokens) for s in self.decoding]) - len(self.decoding)
 
 
 def in_order(sequence: Sequence) -> Order:
-    """Sort key: the place of a sequence in the order of service."""
-    return sequence.order
+    """Sort key: the place of a sequence among those that run."""
+    return sequence.rank

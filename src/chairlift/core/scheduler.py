@@ -364,8 +364,6 @@ class Scheduler:
         output.keys, output.tokens = keys, sampled
         if result.logprobs:  # before any sequence ends and leaves its slot
             output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
-        if self._service is not None:
-            self._service.charge_outputs(running.owners)
         failed = [s for s in running.decoding if s.slot in result.errors] if result.errors else []
         running.advance()
         for sequence, token in zip(rows, sampled, strict=True):
@@ -405,8 +403,6 @@ class Scheduler:
                 sequence.first_token = now
                 if self.controller.is_active:
                     self.controller.first_token(max(0.0, now - sequence.request.arrival))
-            if self._service is not None:
-                self._service.charge_outputs([(sequence.owner, 1)])
             self._running.start_decode(sequence)
             sequence.tokens.append(token)
             output.keys.append(sequence.key)
@@ -445,6 +441,8 @@ class Scheduler:
             self.kv.publish(sequence, computed)
             if self.kv.is_full(sequence):
                 self._planner.needs_block.append(sequence)
+        if self._service is not None:
+            self._service.go_on(sequence, sequence.num_output + block_size)
         if sequence.matcher is None:
             sequence.mark = min(sequence.end, (computed // block_size + 1) * block_size + 1)
 

@@ -66,6 +66,8 @@ class Sequence:
         "num_recomputed",
         "order",
         "owner",
+        "paid_inputs",
+        "paid_outputs",
         "passed",
         "peak",
         "preempted_at",
@@ -73,11 +75,13 @@ class Sequence:
         "preemptions",
         "published",
         "queued_behind",
+        "rank",
         "request",
         "scored",
         "siblings",
         "slot",
         "state",
+        "tag",
         "tokens",
         "waited",
         "waits_from",
@@ -91,6 +95,8 @@ class Sequence:
         self.key = request.id, choice
         self.order = order
         """Its place among all others: a preempted sequence returns to it."""
+        self.rank = order
+        """Its place among those that run, given when it joins: the last are preempted first."""
         self.owner = request.principal, request.tenant
         self.end = end
         """Number of tokens, prompt included, at which the sequence ends for its length."""
@@ -128,6 +134,12 @@ class Sequence:
         self.ages_at = 0.0
         self.passed = 0
         """How often a later one joined before it."""
+
+        self.tag = 0.0
+        """Its principal's service when it joined."""
+        self.paid_inputs = 0
+        self.paid_outputs = 0
+        """Tokens that its owner was charged for so far."""
 
         # What was decided about it.
         self.num_cached = 0
