@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -11,7 +12,7 @@ import msgspec
 import pytest
 
 from chairlift.cli.batch import check_requests
-from chairlift.cli.main import parse
+from chairlift.cli.main import _parser, parse
 from chairlift.core.explain import sentence
 from chairlift.core.types import Decisions, Finish, FinishReason, WaitReason
 from chairlift.server.admin import LimitsBody
@@ -34,6 +35,18 @@ def test_commands_are_understood(command: str) -> None:
     if arguments[-1] == "--help":
         arguments.pop()
     assert callable(parse(arguments, {}).run)
+
+
+def test_every_flag_is_one_that_there_is() -> None:
+    parsers, known = [_parser()], set[str]()
+    while parsers:
+        for action in parsers.pop()._actions:
+            known.update(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers.extend(action.choices.values())
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", README))
+    assert len(named) > 25
+    assert named <= known
 
 
 def test_the_explanation_is_one_that_the_server_gives() -> None:
