@@ -58,6 +58,9 @@ def test_a_whole_answer() -> None:
     (only,) = output.outputs
     assert (only.text, only.token_ids, only.finish_reason) == ("hello", list(map(ord, "hello")), "length")
     assert [each.num_output_tokens for each in output.metrics] == [5]
+    assert output.explanations == [
+        "Started after 0.1 s; 3 prompt tokens; first token after 0.2 s, 4 more in 0.1 s; ended by its length."
+    ]
 
 
 def test_pieces_make_the_whole() -> None:

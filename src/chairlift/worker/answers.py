@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from chairlift.core.explain import sentence
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 
 
@@ -72,6 +73,11 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     finished: bool = True
     metrics: list[Finish] = field(default_factory=list)
+
+    @property
+    def explanations(self) -> list[str]:
+        """One sentence for each of `metrics`: what was decided about that choice, and how long it took."""
+        return [sentence(finish) for finish in self.metrics]
 
 
 class TextStream(Protocol):
