@@ -166,7 +166,11 @@ class ServingMetrics:
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
             ("chairlift:max_num_seqs", "Most sequences computed at once, as in force.", stats.max_num_seqs),
             ("chairlift:max_num_batched_tokens", "Most tokens of a step, as in force.", stats.max_num_batched_tokens),
-            ("chairlift:max_prefill_tokens", "Most prompt tokens of the last step.", stats.max_prefill_tokens),
+            (
+                "chairlift:max_prefill_tokens",
+                "Most prompt tokens that the last step could hold.",
+                stats.max_prefill_tokens,
+            ),
         ):
             gauge = GaugeMetricFamily(name, text, labels=tuple(self._labels))
             gauge.add_metric(tuple(self._labels.values()), value)
