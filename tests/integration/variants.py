@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.core.engine import Engine, Executor
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence as Running
 from chairlift.core.sequence import State
@@ -38,6 +39,7 @@ class Variant:
     caching: bool = True
     num_blocks: int | None = None
     preempts: bool = False
+    policy: Policy = field(default_factory=Policy)
 
 
 def variants(max_num_seqs: int, whole: int, tight_blocks: int) -> list[Variant]:
@@ -68,6 +70,8 @@ class Outcome:
     tokens: dict[Key, list[int]] = field(default_factory=lambda: defaultdict(list))
     num_mixed: int = 0
     """Steps with decodes and chunks."""
+    num_fillers: int = 0
+    """Rows of held batches computed for nobody."""
     num_cut: int = 0
     """Chunks that did not reach the last known token."""
     num_hits: int = 0
@@ -78,6 +82,7 @@ class Outcome:
 
     def on_step(self, plan: StepPlan, output: StepOutput, begun: float, finished: float) -> None:
         self.num_mixed += bool(plan.decodes and plan.chunks)
+        self.num_fillers += len(plan.fillers)
         self.num_cut += sum(not chunk.samples for chunk in plan.chunks)
 
     def take(self, output: StepOutput) -> None:
@@ -113,7 +118,9 @@ def generate(
     """
     shape = CacheShape(variant.num_blocks or cache.num_blocks, cache.block_size)
     limits = Limits(variant.max_num_seqs, variant.max_num_batched_tokens, shape.num_blocks * shape.block_size)
-    scheduler = Scheduler(limits, shape, vocab_size=vocab_size, enable_prefix_caching=variant.caching)
+    scheduler = Scheduler(
+        limits, shape, vocab_size=vocab_size, enable_prefix_caching=variant.caching, policy=variant.policy
+    )
     outcome = Outcome()
     engine = Engine(scheduler, executor, observer=outcome)
     later = sorted(requests, key=lambda request: -request.arrival)
