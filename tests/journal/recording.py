@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
@@ -41,22 +41,27 @@ def journal_at(path: Path, *, digest: bool = False, max_bytes: int = MAX_BYTES) 
 
 def record(seed: int, num_steps: int, path: Path, *, digest: bool = False) -> swarm.World:
     """A world of the swarm, with its journal."""
-    journal = journal_at(path, digest=digest)
+    with closing(journal_at(path, digest=digest)) as journal:
+        return run(seed, num_steps, journal)
+
+
+def run(seed: int, num_steps: int, journal: Journal | None = None) -> swarm.World:
+    """A world of the swarm without its oracles, which ask the scheduler things that it would not ask itself."""
     make_world = swarm.random_world
 
     def recorded_world(rng: random.Random) -> swarm.World:
         world = make_world(rng)
-        attach(world, journal)
+        planner = world.scheduler._planner
+        for name in [name for name in vars(planner) if hasattr(type(planner), name)]:
+            delattr(planner, name)
+        world.door = world.ledger = MagicMock()
+        if journal is not None:
+            journal.attach(world.scheduler)
+            world.engine._recorder = journal
         return world
 
-    with closing(journal), patch.object(swarm, "random_world", recorded_world):
+    with patch.object(swarm, "random_world", recorded_world):
         return swarm.run(seed, num_steps)
-
-
-def attach(world: swarm.World, journal: Journal) -> None:
-    """Record a world that has not begun."""
-    journal.attach(world.scheduler)
-    world.engine._recorder = journal
 
 
 def segments(path: Path) -> Sequence[Path]:

@@ -27,11 +27,8 @@ def snapshot_lines(path: Path) -> list[bytes]:
 
 
 def comparable(line: bytes) -> bytes:
-    """Without the texts of errors, which in a digest are names, and without how far chains of prefix keys were made:
-    the world's oracles ask for some that nobody else needed.
-    """
-    line = re.sub(rb'("doom":{"tuple":[^}]*},)"[^"]*"', rb'\1""', line)
-    return re.sub(rb'"num_chained":\d+', b"", line)
+    """Without the texts of errors, which in a digest are names."""
+    return re.sub(rb'("doom":{"tuple":[^}]*},)"[^"]*"', rb'\1""', line)
 
 
 def roots_in(path: Path) -> set[bytes]:
@@ -87,7 +84,7 @@ def check_worlds(seeds: Iterable[int], num_steps: int, path: Path, *, digest: bo
 @pytest.mark.parametrize("digest", [False, True])
 @pytest.mark.parametrize("fifth", range(5))
 def test_every_segment_of_random_worlds_replays(fifth: int, digest: bool, tmp_path: Path) -> None:
-    check_worlds(range(fifth, 40, 5), 150, tmp_path, digest=digest)
+    check_worlds(range(fifth, 20, 5), 120, tmp_path, digest=digest)
 
 
 @pytest.mark.long
@@ -98,7 +95,7 @@ def test_every_segment_of_random_worlds_replays_long(digest: bool, tmp_path: Pat
 
 def test_the_worlds_reach_what_a_replay_may_miss(tmp_path: Path) -> None:
     """Endings of every kind, faults, preemptions, choices and limit changes are recorded somewhere."""
-    worlds = check_worlds(range(100, 120), 150, tmp_path, digest=False)
+    worlds = check_worlds(range(100, 112), 150, tmp_path, digest=False)
     finishes = [f for w in worlds for f in w.finishes.values()]
     reasons = Counter(f.reason for f in finishes)
     assert all(reasons[reason] for reason in FinishReason)
@@ -106,6 +103,6 @@ def test_the_worlds_reach_what_a_replay_may_miss(tmp_path: Path) -> None:
     assert sum(f.num_preemptions for f in finishes) > 10
     assert any(f.choice for f in finishes)
     kinds: Counter[type] = Counter()
-    for name in (name for seed in range(100, 120) for name in segments(tmp_path / str(seed) / "journal")):
+    for name in (name for seed in range(100, 112) for name in segments(tmp_path / str(seed) / "journal")):
         kinds.update(type(records.decode(line)) for line in name.read_bytes().splitlines())
     assert all(kinds[kind] > 5 for kind in (records.Add, records.Abort, records.Limits, records.Close, records.Fail))

@@ -9,7 +9,7 @@ is added. The classes are a closed list, on the way out and on the way in: an ob
     anything else                           {"tuple": [...]}, {"enum": [class, name]}, {"ref": place} ...
 
 A snapshot is taken between two steps. What is only derived (prefix keys, the tokens of the prompt, the token ids that
-end a sequence) is left out and made again.
+end a sequence) is left out and made again; entries of heaps that count no longer are left out for good.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State, StopMatcher
 from chairlift.core.steptime import StepTimes
 from chairlift.core.types import (
+    CacheShape,
     Decisions,
     Finish,
     FinishReason,
@@ -88,6 +89,9 @@ DERIVED = frozenset({"tokens", "chain", "matcher", "ends"})
 FLAT = {BlockPool: ("_refs", "_blank"), RunningSet: ("free_slots", "slots", "fillers"), Sequence: ("blocks",)}
 """Lists of integers that may be long: copied at once instead of item by item."""
 
+HEAPS = {Deadlines: ("_heap",), Sorted: ("_heap",), Waiting: ("_dues",)}
+"""Heaps with entries of what left meanwhile: those hold on to sequences and requests that are over."""
+
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in CLASSES}
 _PLAIN = frozenset({type(None), bool, int, str})
 _OBJECTS = frozenset({*CLASSES, Request, dict, OrderedDict})
@@ -95,7 +99,7 @@ _OBJECTS = frozenset({*CLASSES, Request, dict, OrderedDict})
 
 def _names(kind: type) -> tuple[str, ...]:
     """Fields of a class with slots, as far as a snapshot keeps them one by one."""
-    skipped = {*FLAT.get(kind, ()), *(DERIVED if kind is Sequence else ())}
+    skipped = {*FLAT.get(kind, ()), *HEAPS.get(kind, ()), *(DERIVED if kind is Sequence else ())}
     return tuple(name for name in vars(kind)["__slots__"] if name not in skipped)
 
 
@@ -123,7 +127,7 @@ def capture(scheduler: Scheduler) -> list[Entry]:
     """
     if scheduler._planned is not None:
         raise RuntimeError("a snapshot is taken between steps")
-    taking = _Taking()
+    taking = _Taking(scheduler)
     taking.place_of(scheduler)
     for one in taking.found:  # grows as it goes
         taking.entries.append(taking.entry(one))
@@ -131,7 +135,8 @@ def capture(scheduler: Scheduler) -> list[Entry]:
 
 
 class _Taking:
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.entries: list[Entry] = []
         self.found: list[Any] = []
         self._places: dict[int, int] = {}
@@ -163,11 +168,21 @@ class _Taking:
         else:
             # What hides a method is somebody's probe, and no state.
             fields.update((name, value(field)) for name, field in vars(one).items() if not hasattr(kind, name))
+        for name in HEAPS.get(kind, ()):
+            fields[name] = [value(item) for item in self._counting(one)]
         if kind is Sequence:
             fields["output"] = one.tokens[one.num_prompt :]
             fields["num_chained"] = len(one.chain)
             fields["is_watched"] = one.matcher is not None
         return Entry(kind.__name__, fields)
+
+    def _counting(self, one: Deadlines | Sorted | Waiting) -> list[Any]:
+        """Entries of a heap that are of somebody who is still there, sorted, which is a heap as well."""
+        if isinstance(one, Deadlines):
+            return sorted(entry for entry in one._heap if self._scheduler._is_live(entry[3]))
+        if isinstance(one, Sorted):
+            return sorted(entry for entry in one._heap if one._places.get(entry[2]) == entry[1])
+        return sorted(due for due in one._dues if due[2].waits_since is not None and due[2].ages_at == due[0])
 
     def _value(self, value: Any) -> Any:
         kind = type(value)
@@ -212,6 +227,7 @@ def restore(entries: list[Entry], matchers: MatcherFactory) -> Scheduler:
         ValueError: not a snapshot, or one of a scheduler with other fields.
     """
     try:
+        _check_fields(entries)
         shells = [_shell(entry) for entry in entries]
         restoring = _Restoring(shells)
         for entry, shell in zip(entries, shells, strict=True):
@@ -219,15 +235,27 @@ def restore(entries: list[Entry], matchers: MatcherFactory) -> Scheduler:
                 restoring.begin_sequence(entry, shell, matchers)
         for entry, shell in zip(entries, shells, strict=True):
             restoring.fill(entry, shell)
+        for shell in shells:
+            if isinstance(shell, Sequence):
+                _restore_chain(shell, shells[0].kv.block_size)
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"not a snapshot of a scheduler: {type(error).__name__}: {error}") from error
     scheduler = shells[0] if shells else None
     if not isinstance(scheduler, Scheduler):
         raise ValueError("a snapshot starts with the scheduler")
-    for shell in shells:
-        if isinstance(shell, Sequence):
-            _restore_chain(shell, scheduler.kv.block_size)
     return scheduler
+
+
+def _check_fields(entries: list[Entry]) -> None:
+    """Every object has the fields that it has here."""
+    fresh = capture(Scheduler(Limits(1, 1, 2), CacheShape(1, 1), vocab_size=1))
+    wanted = {entry.of: set(entry.fields) for entry in fresh}
+    wanted |= {k.__name__: {*n, *FLAT.get(k, ()), *HEAPS.get(k, ())} for k, n in _NAMES.items()}
+    wanted["Sequence"] |= {"output", "num_chained", "is_watched"}
+    wanted["PrefixIndex"] = {"entries"}
+    for entry in entries:
+        if entry.fields.keys() != wanted.get(entry.of, entry.fields.keys()):
+            raise ValueError(f"a snapshot of a {entry.of} with other fields: taken by another version")
 
 
 def _shell(entry: Entry) -> Any:
@@ -270,9 +298,6 @@ class _Restoring:
             shell.tokens.extend(fields.pop("output"))
             shell.chain = [b""] * fields.pop("num_chained")
             del fields["is_watched"]
-        kind = type(shell)
-        if kind in _NAMES and fields.keys() != {*_NAMES[kind], *FLAT.get(kind, ())}:
-            raise ValueError(f"a snapshot of a {entry.of} with other fields: taken by another version")
         for name, value in fields.items():
             object.__setattr__(shell, name, self._value(value))  # some are frozen
 
