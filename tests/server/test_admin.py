@@ -303,6 +303,13 @@ def test_without_chunks_a_step_keeps_room_for_the_longest_prompt() -> None:
         ask(server, "PATCH", LIMITS, {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS, "max_num_seqs": 2})
 
 
+def test_nothing_is_in_force_until_the_engine_has_spoken() -> None:
+    with running_server(FakeOptions(heartbeat_s=60), admin_api_keys=("owner-key",)) as server:
+        assert set(ask(server, "GET", LIMITS)["in_force"].values()) == {None}
+        server.complete()
+        assert ask(server, "GET", LIMITS)["in_force"]["max_num_seqs"] == 64
+
+
 def test_a_large_body_is_a_413(server: RunningServer) -> None:
     status, answer = server.json("PATCH", LIMITS, b'{"max_num_seqs": 3' + b" " * 20_000 + b"}", OWNER)
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
@@ -328,8 +335,12 @@ def test_the_last_requests_are_explained_newest_first(server: RunningServer) -> 
     assert listed(server) == listed(server, "?limit=999999999") == newest
     assert listed(server, "?limit=3") == newest[:3]
     entry = ask(server, "GET", f"{REQUESTS}?limit=1")["data"][0]
-    assert set(entry) == {"id", "created", "state", "choices"}
+    assert set(entry) == {"id", "created", "principal", "tenant", "priority", "state", "choices"}
     assert entry["state"] == "ended"
+    complete(server, "named", user="a part", priority=3)
+    named = ask(server, "GET", f"{REQUESTS}?limit=1")["data"][0]
+    assert (named["tenant"], named["priority"]) == ("a part", 3)
+    assert named["principal"] == entry["principal"] != ""
     (choice,) = entry["choices"]
     assert choice["index"] == 0
     assert choice["decisions"]["output_tokens"] == 3

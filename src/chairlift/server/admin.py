@@ -112,8 +112,9 @@ class Admin:
         }
 
     def _told_limits(self, client: EngineClient) -> dict[str, Limits]:
+        """With nulls for what is in force until the engine has spoken."""
         configured = self._configured(client)
-        stats = None if client.metrics is None else client.metrics.stats
+        stats = None if client.metrics is None or client.last_heard is None else client.metrics.stats
         in_force = {name: getattr(stats, name, None) for name in (_SEQS, _TOKENS, "max_prefill_tokens")}
         return {"configured": configured, "set": configured | self._changed, "in_force": in_force}
 

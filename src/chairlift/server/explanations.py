@@ -23,12 +23,15 @@ def explained(index: int, finish: Finish, name: Name) -> dict[str, Any]:
 class Told:
     """One HTTP request: live as long as a choice of it is open."""
 
-    __slots__ = ("created", "ended", "has_joined", "id", "num_open", "parts")
+    __slots__ = ("created", "ended", "has_joined", "id", "num_open", "parts", "principal", "priority", "tenant")
 
     def __init__(self, public_id: str, created: int, requests: Sequence[Request]) -> None:
         self.id = public_id
         self.created = created
         """In seconds since 1970."""
+        self.principal = requests[0].principal
+        self.tenant = requests[0].tenant
+        self.priority = requests[0].priority
         self.num_open = 0
         self.has_joined = False
         self.ended: list[Finish] = []
@@ -48,7 +51,15 @@ class Told:
         """With an explanation for each choice that ended."""
         by_index = {self.parts[finish.id][0] + finish.choice: finish for finish in self.ended}
         choices = [explained(index, by_index[index], name) for index in sorted(by_index)]
-        return {"id": self.id, "created": self.created, "state": self.state, "choices": choices}
+        return {
+            "id": self.id,
+            "created": self.created,
+            "principal": self.principal,
+            "tenant": self.tenant,
+            "priority": self.priority,
+            "state": self.state,
+            "choices": choices,
+        }
 
 
 class Explanations:
