@@ -25,6 +25,8 @@ MAX_SEED = 2**64 - 1
 MAX_STEP_S = 0.25
 """Longest step to plan for: aborts, deadlines and heartbeats act between steps."""
 
+_DEFAULT = Policy()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
@@ -46,18 +48,18 @@ class EngineOptions:
     seed: int | None = None
     """Makes requests without a seed of their own repeatable, if they come in the same order. None: fresh randomness."""
 
-    batching: BatchingName = "continuous"
+    batching: BatchingName = _DEFAULT.batching
     max_batch_wait_ms: float | None = None
-    kv_reservation: ReservationName = "on-demand"
-    enable_chunked_prefill: bool = True
-    prefill_first: bool = False
-    scheduling_policy: OrderName = "fcfs"
+    kv_reservation: ReservationName = _DEFAULT.kv_reservation
+    enable_chunked_prefill: bool = _DEFAULT.enable_chunked_prefill
+    prefill_first: bool = _DEFAULT.prefill_first
+    scheduling_policy: OrderName = _DEFAULT.scheduling_policy
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """Shares under `fair`, by the name of a principal, or of a tenant within its principal's share; 1 for others."""
-    priority_ageing_s: float = 60.0
-    max_bypass: int = 16
-    watermark: float = 0.01
-    long_prefill_token_threshold: int = 0
+    priority_ageing_s: float = _DEFAULT.priority_ageing_s
+    max_bypass: int = _DEFAULT.max_bypass
+    watermark: float = _DEFAULT.watermark
+    long_prefill_token_threshold: int = _DEFAULT.long_prefill_token_threshold
     itl_objective_ms: float = 0.0
     ttft_objective_ms: float = 0.0
 
