@@ -207,6 +207,34 @@ def test_scored_rows_come_after_the_sampling_ones() -> None:
     assert inputs.num_scored == 4 and inputs.slots.tolist() == [0, 1]
 
 
+def test_scored_rows_come_after_the_fillers() -> None:
+    rows = Rows(2, 2, BLOCK_SIZE)
+    first = StepPlan(
+        0,
+        joins=[join(0, [1, 2])],
+        block_slots=[0],
+        block_ids=[0],
+        chunks=[Chunk(0, 0, 2, True)],
+        num_chunk_tokens=2,
+    )
+    rows.apply(first)
+    rows.advance(first, rows.assemble(first, 2, 1).slots, [9])
+    plan = StepPlan(
+        1,
+        joins=[join(1, [4, 5, 6])],
+        block_slots=[1],
+        block_ids=[1],
+        chunks=[Chunk(1, 0, 3, True, scores=True)],
+        fillers=[0],
+        num_chunk_tokens=3,
+    )
+    rows.apply(plan)
+    assert num_outputs(plan, rows) == 4
+    inputs = rows.assemble(plan, 4, 4)
+    assert inputs.output_rows.tolist() == [3, 0, 1, 2]
+    assert (inputs.slots.tolist(), inputs.num_fillers, inputs.num_scored) == ([1], 1, 2)
+
+
 def test_a_position_past_the_block_table_is_an_error() -> None:
     rows = Rows(1, 2, BLOCK_SIZE)
     plan = StepPlan(

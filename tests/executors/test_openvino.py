@@ -175,7 +175,7 @@ def test_return_after_preemption(load: Load, exact: Callable[[str], Floats]) -> 
 
 
 def test_prompt_scores(load: Load, model_of: Callable[[str], Model]) -> None:
-    """Token by token what the oracle says, over chunks, with a neighbour that decodes."""
+    """Token by token what the oracle says, over chunks, with a neighbour that decodes and one that is held."""
     tokens = tokens_of("tied")
     params = SamplingParams(temperature=0.0, prompt_logprobs=3)
     driver = load("tied")
@@ -185,13 +185,15 @@ def test_prompt_scores(load: Load, model_of: Callable[[str], Model]) -> None:
     )
     for one in (driver, oracle):
         one.join(1, tokens, 5)
-        one.step({1: 5})
+        one.join(2, tokens, 6)
+        one.step({1: 5, 2: 6})
         one.join(0, tokens, 78, params=params)
     scores = []
     for one in (driver, oracle):
-        scores.append([s for count in (9, 69) for s in one.step({0: count}, [1], scores=True).prompt_logprobs[0]])
-        one.leave(0)
-        one.leave(1)
+        steps = [one.step({0: count}, [1], fillers=[2], scores=True) for count in (9, 69)]
+        scores.append([s for step in steps for s in step.prompt_logprobs[0]])
+        for slot in range(3):
+            one.leave(slot)
     got, wanted = scores
     assert [s.token for s in got] == tokens[1:78]
     assert [s.rank for s in got] == [s.rank for s in wanted]
