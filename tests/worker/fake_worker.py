@@ -11,9 +11,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from chairlift.core.errors import InvalidModel
 from chairlift.core.types import CacheShape, StepOutput, StepPlan
+from chairlift.journal.options import JournalOptions
+from chairlift.journal.writer import open_journal
 from chairlift.worker.process import Loaded, prepare_process, serve
 from fakes import FakeExecutor
 from worker.running import fake_engine
+
+JOURNAL = "journal="
+"""No fault, but a file to record into."""
 
 
 def load(fault: str) -> Loaded:
@@ -29,6 +34,11 @@ def load(fault: str) -> Loaded:
     engine = fake_engine(executor)
     if fault == "broken":
         engine.finish = broken  # type: ignore[method-assign]
+    if fault.startswith(JOURNAL):
+        journal = open_journal(Path(fault.removeprefix(JOURNAL)), JournalOptions())
+        engine._recorder = journal
+        journal.start(engine.scheduler)
+        return Loaded("fake", engine, engine.scheduler.limits, executor.cache, close=journal.close)
     return Loaded("fake", engine, engine.scheduler.limits, executor.cache)
 
 
