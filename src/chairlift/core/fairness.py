@@ -18,10 +18,10 @@ and the clock from fair queueing of packets, Goyal et al. 1996; the hierarchy is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from chairlift.core.ordering import Sorted
-from chairlift.core.sequence import Sequence
+from chairlift.core.sequence import Order, Sequence
 
 MAX_IDLE_COUNTERS = 4096
 """Counters kept of owners that have nothing in flight; beyond, those with the least to make up for are forgotten."""
@@ -197,9 +197,11 @@ class Fair:
     def peek(self) -> Sequence:
         # Looked for anew each time: counters go up and down, and those who wait under many names are few.
         service = self._service
-        principal = min(self._principals, key=service.principals.service.__getitem__)
-        tenants = self._principals[principal]
-        return tenants[min(tenants, key=service.tenants[principal].service.__getitem__)].peek()
+        firsts = []
+        for principal in _least_served(self._principals, service.principals.service):
+            tenants = self._principals[principal]
+            firsts += [tenants[name].peek() for name in _least_served(tenants, service.tenants[principal].service)]
+        return min(firsts, key=_in_line)
 
     def remove(self, sequence: Sequence) -> None:
         principal, tenant = sequence.owner
@@ -210,3 +212,14 @@ class Fair:
             del tenants[tenant]
         if not tenants:
             del self._principals[principal]
+
+
+def _least_served(names: Iterable[str], service: Mapping[str, float]) -> list[str]:
+    """The names of the least service: one, unless several are equal."""
+    names = list(names)
+    least = min([service[name] for name in names])
+    return [name for name in names if service[name] == least]
+
+
+def _in_line(sequence: Sequence) -> Order:
+    return sequence.order

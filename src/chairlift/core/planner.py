@@ -298,9 +298,8 @@ class Planner:
             return WaitReason.PREFIX
         if not is_first and num_blocks - len(matched) + self._num_spare > kv.num_free_after(matched):
             return WaitReason.BLOCKS
-        if not self.policy.enable_chunked_prefill and not holds:
-            if sequence.num_prompt - start > budget:
-                return WaitReason.TOKENS
+        if not self.policy.enable_chunked_prefill and not holds and sequence.num_prompt - start > budget:
+            return WaitReason.TOKENS
         return None
 
     def _may_be_passed(self, sequence: Sequence, reason: WaitReason, room: int) -> bool:
@@ -378,7 +377,8 @@ class Planner:
         """
         running, waiting, kv = self._running, self._waiting, self._kv
         heads: list[Sequence] = []
-        room = self._room(now)
+        # Below zero where limits were lowered: so many more must go before anybody can join.
+        room = min(self.max_num_seqs, self.limits.max_num_seqs) - running.num_taken
         promised = sum(self._num_needed(s) - len(s.blocks) for s in running.prefilling)
         while (head := waiting.peek(now)) is not None and len(heads) < MAX_SET_ASIDE:
             victims = [s for s in running.live() if s.order[0] > head.order[0]]
