@@ -13,7 +13,9 @@ import pytest
 from chairlift.core.engine import Engine
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, FinishReason, Limits, Request, SamplingParams
+from chairlift.journal import records
 from chairlift.journal.options import JournalOptions
+from chairlift.journal.replay import replay
 from chairlift.journal.segments import SegmentFiles, create
 from chairlift.journal.writer import Journal
 from fakes import VOCAB_SIZE, FakeExecutor
@@ -233,3 +235,39 @@ def test_a_file_is_made_anew_where_one_was_removed(journals: list[Journal], tmp_
         journal.write()
     serving.check(30)
     assert replay_all(tmp_path / "j")
+
+
+@pytest.mark.parametrize("digest", [False, True])
+@pytest.mark.parametrize("during", ["begin", "finish"])
+def test_a_scheduler_that_breaks_leaves_what_broke_it(
+    during: str, digest: bool, journals: list[Journal], tmp_path: Path
+) -> None:
+    """A block that two believe to be theirs: its second release is one too many, today and in every replay."""
+    journal = Journal(JournalOptions(digest=digest), SegmentFiles(tmp_path / "j", 3))
+    journals.append(journal)
+    serving = Serving(journal)
+    engine, scheduler = serving.engine, serving.scheduler
+    engine.add(Request(1, [1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True), e2e_deadline=0.5))
+    serving.step()
+    (sequence,) = scheduler._live[1]
+    scheduler.kv.pool._refs[sequence.blocks[-1]] = 0
+    journal.attach(scheduler)
+    if during == "begin":  # its deadline has passed
+        with pytest.raises(ValueError, match="not held"):
+            engine.begin(1.0)
+    else:
+        engine.begin(0.1)
+        with pytest.raises(ValueError, match="not held"):
+            engine.finish(0.2)
+    journal.write()
+    replayed = replay_file(tmp_path / "j")
+    assert replayed.difference is None
+    assert replayed.broken is not None and replayed.broken.startswith("ValueError: block ")
+
+    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
+    pool = next(i for i, line in enumerate(lines) if b'"of":"BlockPool"' in line)
+    entry = records.decode(lines[pool])
+    assert isinstance(entry, records.Object)
+    entry.fields["_refs"][sequence.blocks[-1]] = 1
+    mended = replay([*lines[:pool], records.encode(entry), *lines[pool + 1 :]]).difference
+    assert mended is not None and (mended.what, mended.replayed) == ("the scheduler failed", "no failure")

@@ -67,6 +67,7 @@ def summary(replayed: Replayed) -> str:
         f"{replayed.num_inputs} inputs",
         f"{replayed.num_steps} steps",
         *(["the last line is incomplete"] if replayed.truncated else []),
+        *([f"breaks at the end as it did then ({replayed.broken})"] if replayed.broken is not None else []),
     ]
     if difference is None:
         return f"{', '.join(notes)}: equal"

@@ -10,7 +10,7 @@ A driver owns waiting and the clock: `worker/loop.py` on the wall clock, a simul
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from chairlift.core.scheduler import Scheduler, StopMatcherFactory
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput, StepPlan, StepResult
@@ -65,6 +65,10 @@ class Recorder(Protocol):
         self, plan: StepPlan, result: StepResult | None, failure: str | None, output: StepOutput, now: float
     ) -> None:
         """After `commit`, or after `fail` if there is no result."""
+        ...
+
+    def on_broken(self, during: Literal["begin", "finish"], result: StepResult | None, error: str, now: float) -> None:
+        """Instead of `on_begin` or `on_finish`: the scheduler raised, which is a defect. Nothing comes after it."""
         ...
 
 
@@ -139,7 +143,11 @@ class Engine:
 
     def begin(self, now: float) -> bool:
         """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""
-        plan = self.scheduler.schedule(now)
+        try:
+            plan = self.scheduler.schedule(now)
+        except Exception as error:
+            self._report("begin", None, error, now)
+            raise
         if self._recorder is not None:
             self._recorder.on_begin(plan, now)
         if plan is None:
@@ -174,15 +182,26 @@ class Engine:
             raise RuntimeError("no step was begun")
         if result is not None and (failure := self.scheduler.check_result(plan, result)) is not None:
             result = None
-        if result is None:
-            output = self.scheduler.fail(failure or "the step gave no result", now)
-        else:
-            output = self.scheduler.commit(result, now)
+        try:
+            if result is None:
+                output = self.scheduler.fail(failure or "the step gave no result", now)
+            else:
+                output = self.scheduler.commit(result, now)
+        except Exception as error:
+            self._report("finish", result, error, now)
+            raise
         if self._recorder is not None:
             self._recorder.on_finish(plan, result, failure, output, now)
         if self._observer is not None:
             self._observer.on_step(plan, output, self._begun, now)
         return output
+
+    def _report(
+        self, during: Literal["begin", "finish"], result: StepResult | None, error: Exception, now: float
+    ) -> None:
+        """A defect: whoever records can replay it."""
+        if self._recorder is not None:
+            self._recorder.on_broken(during, result, f"{type(error).__name__}: {error}", now)
 
     def flush(self, now: float) -> StepOutput:
         """What ended outside a step since the last output."""

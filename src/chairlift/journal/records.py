@@ -4,6 +4,7 @@
     object      a piece of the snapshot; see `core/snapshot.py`
     add, abort, limits, close                           what callers did
     begin, finish, fail                                 a step: when it was planned and what the plan was, what it gave
+    broken                                              the scheduler raised: a defect, and the last line
 
 Times are in seconds of the engine's clock, exactly as the scheduler got them.
 """
@@ -11,7 +12,7 @@ Times are in seconds of the engine's clock, exactly as the scheduler got them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -114,7 +115,18 @@ class Fail(msgspec.Struct, tag="fail", frozen=True, omit_defaults=True):
     ends: list[tuple[int, int, FinishReason, bool]] = []
 
 
-Input = Add | Abort | Limits | Close | Begin | Finish | Fail
+class Broken(msgspec.Struct, tag="broken", frozen=True):
+    """The scheduler raised while it planned a step, or applied the one begun last."""
+
+    now: float
+    during: Literal["begin", "finish"]
+    error: str
+    tokens: list[int] | None = None
+    """What the step gave, as in `Finish`; null if it failed as a whole, or while one was planned."""
+    errors: Mapping[int, str] = {}
+
+
+Input = Add | Abort | Limits | Close | Begin | Finish | Fail | Broken
 Record = Segment | Object | Input
 
 _encoder = msgspec.json.Encoder()

@@ -44,6 +44,8 @@ class Replayed:
     truncated: bool
     """Whether the last line is incomplete: the process was killed while it wrote it."""
     difference: Difference | None
+    broken: str | None
+    """How the scheduler broke at the end, then and now; None if it did not."""
     scheduler: Scheduler
     """As it was left, for whoever wants to look into it."""
 
@@ -71,7 +73,7 @@ def replay(lines: Iterable[bytes]) -> Replayed:
         if differs is not None:
             difference = Difference(reader.line, run.step, *differs)
             break
-    return Replayed(segment, num_inputs, run.num_steps, reader.truncated, difference, run.scheduler)
+    return Replayed(segment, num_inputs, run.num_steps, reader.truncated, difference, run.broken, run.scheduler)
 
 
 class _Reader:
@@ -154,6 +156,7 @@ class _Run:
         """Of the last recorded plan."""
         self.step = -1
         self.num_steps = 0
+        self.broken: str | None = None
 
     def apply(self, record: records.Input) -> tuple[str, str, str] | None:
         """What differs, in words: what, as recorded, as replayed."""
@@ -177,6 +180,8 @@ class _Run:
                     }
                     result = StepResult(record.tokens, errors=dict(record.errors))
                     return self._compare_ends(record, scheduler.commit(result, record.now))
+                case records.Broken():
+                    return self._break(record)
                 case records.Fail():
                     return self._compare_ends(record, scheduler.fail(record.message, record.now))
         except Exception as error:  # whatever the scheduler does now, it did not do it then
@@ -196,6 +201,21 @@ class _Run:
         if replayed == recorded:
             return None
         return _what(recorded, replayed), describe(recorded), describe(replayed)
+
+    def _break(self, record: records.Broken) -> tuple[str, str, str] | None:
+        """It must raise again. Stop strings that the step may have completed are not known."""
+        scheduler = self.scheduler
+        try:
+            if record.during == "begin":
+                scheduler.schedule(record.now)
+            elif record.tokens is None:
+                scheduler.fail("", record.now)
+            else:
+                scheduler.commit(StepResult(record.tokens, errors=dict(record.errors)), record.now)
+        except Exception as error:
+            self.broken = f"{type(error).__name__}: {error}"
+            return None
+        return "the scheduler failed", record.error, "no failure"
 
     def _compare_ends(self, record: records.Finish | records.Fail, output: StepOutput) -> tuple[str, str, str] | None:
         """What ended outside steps may have been given out before the step was over: it is not in the record then."""

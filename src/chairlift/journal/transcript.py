@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import msgspec
 
@@ -39,7 +40,16 @@ class Done(msgspec.Struct, gc=False):
     finishes: list[Finish]
 
 
-Item = Snapshot | Begun | Done | Request | records.Abort | records.Limits | records.Close
+class Broke(msgspec.Struct, gc=False):
+    """The scheduler raised."""
+
+    now: float
+    during: Literal["begin", "finish"]
+    result: StepResult | None
+    error: str
+
+
+Item = Snapshot | Begun | Done | Broke | Request | records.Abort | records.Limits | records.Close
 """What the engine's thread hands over."""
 
 
@@ -49,8 +59,8 @@ class Transcript:
     def __init__(self, disguise: Disguise | None = None) -> None:
         self._disguise = disguise
         self._number = 0
-        self._decodes: list[int] | None = None
-        """Of the last plan in this segment."""
+        self._plan_before: StepPlan | None = None
+        """In this segment."""
 
     def open(self, snapshot: Snapshot, written: float) -> Iterator[bytes]:
         """The first lines of a segment."""
@@ -67,7 +77,7 @@ class Transcript:
             )
         )
         self._number += 1
-        self._decodes = None
+        self._plan_before = None
         for entry in entries:
             fields = entry.fields
             if entry.of == "Request":
@@ -81,6 +91,8 @@ class Transcript:
                 return records.encode(records.Begin(item.now, self._plan(item)))
             case Done():
                 return records.encode(self._done(item))
+            case Broke():
+                return records.encode(self._broken(item))
             case Request():
                 request = item if self._disguise is None else self._disguise.request(item)
                 return records.encode(records.Add(encodable(request)))
@@ -94,8 +106,8 @@ class Transcript:
             return None
         if self._disguise is not None:
             self._disguise.begin(plan.leaves, begun.joins)
-        record = plan_record(plan, begun.joins, self._decodes)
-        self._decodes = plan.decodes
+        record = plan_record(plan, begun.joins, self._plan_before)
+        self._plan_before = plan
         return record
 
     def _done(self, done: Done) -> records.Finish | records.Fail:
@@ -112,6 +124,19 @@ class Transcript:
             disguise.finish(done.finishes)
         return record
 
+    def _broken(self, broke: Broke) -> records.Broken:
+        """A digest keeps no more of the message than its kind."""
+        result, plan = broke.result, self._plan_before
+        tokens = None if result is None else result.tokens
+        errors: Mapping[int, str] = {} if result is None else result.errors
+        error = broke.error
+        if self._disguise is not None:
+            error = error.partition(":")[0]
+            errors = self._disguise.errors(errors)
+            if tokens is not None and plan is not None:
+                tokens = self._disguise.tokens(plan, tokens)
+        return records.Broken(broke.now, broke.during, error, tokens, errors)
+
 
 def encodable(request: Request) -> Request:
     """The prompt may be any kind of sequence."""
@@ -123,11 +148,9 @@ def joins_of(plan: StepPlan) -> Sequence[tuple[int, int, int, int]]:
     return [(j.slot, j.request.id, j.choice, len(j.tokens)) for j in plan.joins] if plan.joins else ()
 
 
-def plan_record(
-    plan: StepPlan, joins: Iterable[tuple[int, int, int, int]], decodes_before: list[int] | None
-) -> records.Plan:
+def plan_record(plan: StepPlan, joins: Iterable[tuple[int, int, int, int]], before: StepPlan | None) -> records.Plan:
     """A plan as data. Rows that decode are left out if they are those of the plan before."""
-    same = plan.decodes is decodes_before or plan.decodes == decodes_before
+    same = before is not None and (plan.decodes is before.decodes or plan.decodes == before.decodes)
     return records.Plan(
         step=plan.step,
         joins=list(joins),

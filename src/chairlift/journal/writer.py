@@ -16,6 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from chairlift.core.prefix import root_key
 from chairlift.core.scheduler import Scheduler
@@ -25,7 +26,7 @@ from chairlift.journal import records
 from chairlift.journal.disguise import Disguise
 from chairlift.journal.options import JournalOptions
 from chairlift.journal.segments import SegmentFiles
-from chairlift.journal.transcript import Begun, Done, Item, Snapshot, Transcript, joins_of
+from chairlift.journal.transcript import Begun, Broke, Done, Item, Snapshot, Transcript, joins_of
 
 POLL_S = 0.2
 """How long a line may wait for the disk. Nobody is woken for it: that would cost the engine more than the line."""
@@ -129,6 +130,9 @@ class Journal:
         self._put(Done(now, plan, result, failure, output.finishes))
         if self._wanted or self._lost:
             self._renew()
+
+    def on_broken(self, during: Literal["begin", "finish"], result: StepResult | None, error: str, now: float) -> None:
+        self._put(Broke(now, during, result, error))
 
     def _put(self, item: Item) -> None:
         if self._lost:
