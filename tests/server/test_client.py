@@ -103,7 +103,8 @@ def connected() -> tuple[EngineClient, Wire]:
 
 def submit(client: EngineClient, listener: Listener, n: int = 1) -> int:
     request = Request(client.new_id(), [1, 2], SamplingParams(), n=n)
-    client.submit(request, listener)
+    (ticket,) = client.admission.admit("", [2], 0.0, n=n)
+    client.submit(request, listener, ticket)
     return request.id
 
 
@@ -229,5 +230,46 @@ def test_a_frame_over_the_limit_is_not_waited_for() -> None:
         client.data_received((MAX_FRAME_BYTES + 1).to_bytes(4, "little"))
         assert client.dead.done()
         assert wire.closed
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("end", ["finish", "refusal", "abort", "defect", "death"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_src_tgi_1877_a_place_is_given_back_where_the_request_ends_and_once(
+    end: str, joined: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        client, _ = connected()
+        admission = client.admission
+        request_id, other = submit(client, Listener(2), n=2), submit(client, Listener())
+        if joined:
+            client.data_received(encode(step([], [], joined=[request_id, request_id, 99])))
+        assert (admission.num_live, admission.num_queued) == (3, 1 if joined else 3)
+        for _ in range(2):
+            if end == "finish":
+                client.data_received(encode(step([], [], [finish(request_id, 0)])))
+                client.data_received(encode(step([], [], [finish(request_id, 1)])))
+            elif end == "refusal":
+                client.data_received(encode(Refused(request_id, "no", None, never=True)))
+            elif end == "abort":
+                client.abort(request_id)
+            elif end == "defect":
+                client.data_received(encode(step([request_id], [13])))
+            else:
+                client.connection_lost(None)
+            assert (admission.num_live, admission.num_queued) == ((0, 0) if end == "death" else (1, 1))
+        client.abort(other)
+        assert (admission.num_live, admission.num_queued, admission.num_principals) == (0, 0, 0)
+
+    asyncio.run(run())
+
+
+def test_a_first_token_says_that_a_request_joined() -> None:
+    async def run() -> None:
+        client, _ = connected()
+        request_id = submit(client, Listener(2), n=2)
+        client.data_received(encode(step([request_id], [5])))
+        assert (client.admission.num_live, client.admission.num_queued) == (2, 0)
 
     asyncio.run(run())
