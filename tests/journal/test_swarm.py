@@ -15,8 +15,7 @@ from chairlift.core.snapshot import capture, forget_unreachable
 from chairlift.core.types import FinishReason
 from chairlift.journal import records
 from chairlift.journal.replay import Replayed
-from core import swarm
-from journal.recording import record, replay_file, segments
+from journal.recording import World, record, replay_file, segments
 
 
 def snapshot_lines(path: Path) -> list[bytes]:
@@ -53,7 +52,7 @@ def final_lines(replayed: Replayed, path: Path) -> list[bytes]:
     return [comparable(line) for line in lines]
 
 
-def check_world(seed: int, num_steps: int, path: Path, *, digest: bool) -> tuple[swarm.World, list[Replayed]]:
+def check_world(seed: int, num_steps: int, path: Path, *, digest: bool) -> tuple[World, list[Replayed]]:
     world = record(seed, num_steps, path, digest=digest)
     replays = []
     final: list[bytes] | None = None
@@ -68,7 +67,7 @@ def check_world(seed: int, num_steps: int, path: Path, *, digest: bool) -> tuple
     return world, replays
 
 
-def check_worlds(seeds: Iterable[int], num_steps: int, path: Path, *, digest: bool) -> list[swarm.World]:
+def check_worlds(seeds: Iterable[int], num_steps: int, path: Path, *, digest: bool) -> list[World]:
     worlds, num_segments = [], 0
     for seed in seeds:
         folder = path / str(seed)
@@ -96,7 +95,7 @@ def test_every_segment_of_random_worlds_replays_long(digest: bool, tmp_path: Pat
 def test_the_worlds_reach_what_a_replay_may_miss(tmp_path: Path) -> None:
     """Endings of every kind, faults, preemptions, choices and limit changes are recorded somewhere."""
     worlds = check_worlds(range(100, 112), 150, tmp_path, digest=False)
-    finishes = [f for w in worlds for f in w.finishes.values()]
+    finishes = [f for w in worlds for f in w.finishes]
     reasons = Counter(f.reason for f in finishes)
     assert all(reasons[reason] for reason in FinishReason)
     assert any(isinstance(f.stop_reason, str) for f in finishes)
