@@ -2,7 +2,7 @@
 
 One seed is one world: its limits, cache, requests and faults. A failing seed replays alone, in any process:
 
-    python [-O] tests/core/swarm.py --first 123 --seeds 1 --steps 150
+    python [-O] tests/core/swarm.py --first 123 --seeds 1 --steps 1000
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import hashlib
 import random
 import sys
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
 
@@ -23,7 +23,6 @@ from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.policy import BatchingName, OrderName, Policy
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.sequence import Sequence, State
 from chairlift.core.types import (
     CacheShape,
     Finish,
@@ -38,6 +37,7 @@ from chairlift.core.types import (
     TokenLogprob,
     WaitReason,
 )
+from core.oracles import Door, Ledger, ideal_steps, tasks
 from fakes import VOCAB_SIZE, FakeExecutor, FakePending, check, expected_answer
 from invariants import check_index, check_invariants
 
@@ -146,11 +146,15 @@ class World:
         self.budget_begun = 0
         """The budget when the step in progress was planned."""
         self.num_filler_rows = 0
+        self.drained = 0, 0
+        """Steps that draining took, and the fewest that it could have."""
         self.reasons: Counter[WaitReason] = Counter()
         """Times that somebody was seen waiting, by why."""
         self._log = hashlib.sha256()
-        self._make_room = scheduler._planner._make_room
-        scheduler._planner._make_room = self._watch_victims  # type: ignore[method-assign]
+        self.ledger = Ledger(scheduler)
+        self.door = Door(scheduler, self.ledger)
+        self._unwanted: set[int] = set()
+        """Aborted: gone when the step in progress is over, if not before."""
 
     @property
     def scheduler(self) -> Scheduler:
@@ -174,18 +178,35 @@ class World:
             check(key[0] in self.joined or key[0] in output.joined, "a token of a request that never joined")
         check(self.joined.isdisjoint(output.joined), "a request joined for the first time twice")
         self.joined.update(output.joined)
+        self.ledger.on_step(plan, output)
 
-    def _watch_victims(self, sequence: Sequence, running: list[Sequence], now: float) -> bool:
-        """Nobody is preempted in vain: a victim that frees nothing goes only after all that free something."""
-        holders = [s for s in running if s.blocks]
-        frees = {s.key: self.scheduler.kv.frees_some(s) for s in holders}
-        made = self._make_room(sequence, running, now)
-        victims = [s for s in holders if s.state is State.WAITING]
-        spared = [s for s in holders if s.order > sequence.order and s.state is not State.WAITING]
-        check(all(s.order > sequence.order for s in victims), "a victim stands before the one it made room for")
-        vain = any(not frees[s.key] for s in victims) and any(frees[s.key] for s in spared)
-        check(not vain, "a victim freed nothing while another would have")
-        return made
+    def add(self, request: Request) -> None:
+        """Queue a request, or find that it is refused.
+
+        Raises:
+            InvalidRequest: as the engine does.
+        """
+        if request.id - 1 in self.scheduler._live:
+            self._check_refused(replace(request, id=request.id - 1))
+        self.engine.add(request)
+        self.requests[request.id] = request
+        self.door.on_add(request)
+
+    def _check_refused(self, request: Request) -> None:
+        """An id in use is refused, and nothing comes of it."""
+        before = self.scheduler.stats()
+        try:
+            self.engine.add(request)
+        except InvalidRequest:
+            check(self.scheduler.stats() == before, "a refused request left something behind")
+        else:
+            check(False, "two live requests with one id")
+
+    def abort(self, request_id: int, now: float) -> None:
+        self.engine.abort(request_id, now)
+        if request_id % 2:
+            self.engine.abort(request_id, now)  # twice does no harm
+        self._unwanted.add(request_id)
 
     def take(self, output: StepOutput, now: float) -> None:
         """What came out of the engine, and what must hold now."""
@@ -201,6 +222,9 @@ class World:
             key = (finish.id, finish.choice)
             check(key not in self.finishes, "two endings of one sequence")
             self.finishes[key] = finish
+            self.ledger.on_finish(finish, clock_is_steady=self.door.clock_is_steady)
+        check(self._unwanted.isdisjoint(self.scheduler._live), "an aborted request lives on")
+        self._unwanted.clear()
         self._log.update(repr(output).encode())
         check(not self.executor.violations, "; ".join(self.executor.violations))
         check_invariants(self.scheduler)
@@ -214,7 +238,11 @@ class World:
     def begin(self, now: float) -> bool:
         """Begin a step, or take what ended outside one."""
         self.budget_begun = self.scheduler.limits.max_num_batched_tokens
-        if self.engine.begin(now):
+        has_begun = self.engine.begin(now)
+        plan = self.scheduler._planned if has_begun else None
+        self.door.on_plan(plan or StepPlan(-1), now)
+        if plan is not None:
+            self.ledger.on_plan(plan)
             return True
         forming = self.scheduler._planner.batching.holds and not self.scheduler._planner.closed
         check(not self.is_live or forming, "nothing to do although a request is live")
@@ -233,16 +261,23 @@ class World:
         self.faults.clear()
 
     def drain(self, now: float) -> None:
-        """No new work and no faults: everything that is live must end, within a bound."""
+        """No new work and no faults: everything that is live must end, in few steps more than it would take alone."""
         self.faults.clear()
         self.engine.close()
-        bound = 20 + 4 * sum(len(s.tokens) + s.end for ss in self.scheduler._live.values() for s in ss)
+        scheduler, todo = self.scheduler, tasks(self.scheduler)
+        bound = 20 + 4 * sum(len(s.tokens) + s.end for ss in scheduler._live.values() for s in ss)
+        num_steps = 0
         while self.engine.has_work:
             bound -= 1
             check(bound > 0, "the engine does not drain")
             if self.begin(now):
+                num_steps += 1
                 self.finish(now)
-        scheduler = self.scheduler
+        lengths = {key: f.num_prompt_tokens + f.num_output_tokens for key, f in self.finishes.items()}
+        self.drained = num_steps, ideal_steps(scheduler, todo, lengths)
+        check(num_steps <= 8 + 4 * self.drained[1], f"drained in {num_steps} steps where {self.drained[1]} might do")
+        stall = self.ledger.longest_stall
+        check(stall <= 64 + scheduler.max_model_len, f"nobody came further in {stall} steps")
         check(scheduler.kv.pool.num_held == 0, "blocks are held by nobody")
         check(not scheduler.kv._coming, "blocks are awaited from nobody")
         check(len(scheduler._waiting) == 0 == scheduler.stats().num_running, "somebody is left")
@@ -302,7 +337,7 @@ def random_policy(rng: random.Random) -> Policy:
         batching=batching,
         max_batch_wait_s=None if batching == "continuous" else rng.choice([None, 0.0, 0.02]),
         kv_reservation="max" if rng.random() < 0.2 else "on-demand",
-        enable_chunked_prefill=rng.random() < 0.85,
+        enable_chunked_prefill=rng.random() < 0.75,
         prefill_first=batching == "continuous" and rng.random() < 0.15,
         scheduling_policy=rng.choice(get_args(OrderName)),
         weights=rng.choice([{}, {"p0": 3.0}]),
@@ -344,11 +379,20 @@ def random_request(rng: random.Random, number: int, now: float, max_model_len: i
 
 
 def run(seed: int, num_steps: int) -> World:
-    """A safety phase with load and faults, then a liveness phase: no new work, and everything must drain.
+    """One world to its end.
 
     Raises:
-        AssertionError: something that must hold does not.
+        AssertionError: something that must hold does not; the text has the command that shows it again.
     """
+    try:
+        return live(seed, num_steps)
+    except Exception as error:
+        command = f"python tests/core/swarm.py --first {seed} --seeds 1 --steps {num_steps}"
+        raise AssertionError(f"{type(error).__name__}: {error}; again: {command}") from error
+
+
+def live(seed: int, num_steps: int) -> World:
+    """A safety phase with load and faults, then a liveness phase: no new work, and everything must drain."""
     rng = random.Random(seed)
     world = random_world(rng)
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(3)]
@@ -361,13 +405,11 @@ def run(seed: int, num_steps: int) -> World:
             request = random_request(rng, number, now, world.scheduler.max_model_len, stems)
             number += 1
             try:
-                world.engine.add(request)
+                world.add(request)
             except InvalidRequest as error:
                 check(may_be_refused(world.scheduler, request), f"refused without a reason: {error}")
-            else:
-                world.requests[request.id] = request
         if number and rng.random() < fault_rate:
-            world.engine.abort(rng.randrange(number), now)
+            world.abort(rng.randrange(number), now)
         if rng.random() < fault_rate / 4:
             change_limits(rng, world)
 
@@ -376,6 +418,8 @@ def run(seed: int, num_steps: int) -> World:
         if rng.random() < fault_rate / 10:
             now -= 1.0  # a clock that jumps back
         meddle()
+        if rng.random() < fault_rate / 100:
+            world.engine.close()
         if world.is_live and rng.random() < fault_rate / 2:
             world.faults.rows.add(rng.choice(sorted(world.scheduler._live)))
         if rng.random() < fault_rate / 4:
