@@ -1,0 +1,170 @@
+"""One engine of the simulated fleet: a real scheduler, and a cost model in the place of a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from chairlift.core.engine import Recorder
+from chairlift.core.errors import ChairliftError
+from chairlift.core.scheduler import Scheduler
+from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
+from chairlift.sim.served import Ledger, Served
+from chairlift.sim.workload import ANSWER_TOKEN
+
+
+class CostModel(Protocol):
+    """How long steps take."""
+
+    def __call__(self, plan: StepPlan, /) -> float:
+        """Seconds that the device needs for this step. Called once for each step, in order."""
+        ...
+
+
+StepListener = Callable[[StepPlan, StepOutput, float, float], None]
+"""Hears of every step that ended: plan, output, when it began and ended."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a replica did, summed over its steps."""
+
+    num_steps: int = 0
+    busy_s: float = 0.0
+    num_rows: int = 0
+    """Rows that were computed for an answer: decodes and chunks."""
+    num_filler_rows: int = 0
+    num_decode_tokens: int = 0
+    num_chunk_tokens: int = 0
+    most_running: int = 0
+    most_queued: int = 0
+    """Requests that waited or ran, at most."""
+
+
+class Replica:
+    """Takes requests and runs steps. Between `begin` and `finish` a step is under way; requests may come meanwhile."""
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: Scheduler,
+        cost: CostModel,
+        *,
+        recorder: Recorder | None = None,
+        on_step: StepListener | None = None,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.tally = Tally()
+        self.ledger = Ledger()
+        self.is_busy = False
+        """Whether a step is under way."""
+        self.num_queued = 0
+        """Requests that wait or run."""
+        self.num_waiting_tokens = 0
+        """Prompt tokens of the requests that got no first token yet, as they were asked."""
+        self._cost = cost
+        self._recorder = recorder
+        self._on_step = on_step
+        self._served: dict[int, Served] = {}
+        self._plan: StepPlan | None = None
+        self._begun = 0.0
+
+    def add(self, request: Request, served: Served) -> bool:
+        """Queue a request. False if the scheduler refuses it, which is then noted in `served`."""
+        try:
+            self.scheduler.add(request)
+        except ChairliftError as error:
+            served.error = str(error)
+            served.num_left = 0
+            return False
+        if self._recorder is not None:
+            self._recorder.on_add(request)
+        self._served[request.id] = served
+        self.num_queued += 1
+        self.num_waiting_tokens += len(request.prompt)
+        self.tally.most_queued = max(self.tally.most_queued, self.num_queued)
+        return True
+
+    def close(self) -> None:
+        """No more requests will come."""
+        if self._recorder is not None:
+            self._recorder.on_close()
+        self.scheduler.close()
+
+    def begin(self, now: float) -> float | None:
+        """Plan a step and start it: when it will be over. None if there is nothing to compute.
+
+        Raises:
+            ValueError: the cost model gave no length of time.
+        """
+        plan = self.scheduler.schedule(now)
+        if self._recorder is not None:
+            self._recorder.on_begin(plan, now)
+        if plan is None:
+            return None
+        cost_s = self._cost(plan)
+        if not 0.0 <= cost_s < math.inf:
+            raise ValueError(f"the cost model says that a step takes {cost_s} s")
+        self._plan, self._begun, self.is_busy = plan, now, True
+        return now + cost_s
+
+    def finish(self, now: float) -> list[Served]:
+        """Apply the step that is over; gives the requests that ended with it."""
+        plan = self._plan
+        if plan is None:
+            raise RuntimeError("no step was begun")
+        self._plan, self.is_busy = None, False
+        num_decodes, chunks = len(plan.decodes), plan.chunks
+        num_sampled = num_decodes + (sum([chunk.samples for chunk in chunks]) if chunks else 0)
+        result = StepResult([ANSWER_TOKEN] * num_sampled)
+        output = self.scheduler.commit(result, now)
+        if self._recorder is not None:
+            self._recorder.on_finish(plan, result, None, output, now)
+        tally = self.tally
+        tally.num_steps += 1
+        tally.busy_s += now - self._begun
+        tally.num_rows += num_decodes + len(chunks)
+        tally.num_filler_rows += len(plan.fillers)
+        tally.num_decode_tokens += num_decodes
+        tally.num_chunk_tokens += plan.num_chunk_tokens
+        tally.most_running = max(tally.most_running, num_decodes + len(chunks))
+        self.ledger.step(plan, output, self._served, now)
+        if num_sampled > num_decodes:
+            self._note_first_tokens(output, num_decodes, now)
+        if self._on_step is not None:
+            self._on_step(plan, output, self._begun, now)
+        return self._take_ended(output) if output.finishes else []
+
+    def flush(self) -> list[Served]:
+        """Requests that ended outside a step."""
+        output = self.scheduler.take_ended()
+        self.ledger.endings(output)
+        return self._take_ended(output)
+
+    def wake_at(self) -> float | None:
+        """When `begin` may have something to do again although nothing happens; None: never."""
+        return self.scheduler.wake_at()
+
+    def _note_first_tokens(self, output: StepOutput, num_decodes: int, now: float) -> None:
+        for request_id, choice in output.keys[num_decodes:]:
+            served = self._served[request_id]
+            if choice == 0 and served.first_token == now:
+                self.num_waiting_tokens -= served.asked.prompt.num_tokens
+
+    def _take_ended(self, output: StepOutput) -> list[Served]:
+        ended = []
+        for finish in output.finishes:
+            served = self._served[finish.id]
+            served.finishes.append(finish)
+            served.num_left -= 1
+            if served.num_left:
+                continue
+            del self._served[finish.id]
+            self.num_queued -= 1
+            if served.first_token is None:
+                self.num_waiting_tokens -= served.asked.prompt.num_tokens
+            ended.append(served)
+        return ended
