@@ -122,18 +122,18 @@ class StepTimes:
         diagonal = [matrix[i][i] for i in range(NUM_TERMS)]
         # What no step of the last hundred thousand had is too small to reckon with; it keeps its coefficient.
         seen = [i for i in range(NUM_TERMS) if diagonal[i] > 1e-200]
+        # What cannot be told apart goes to the fixed part first: the others are then found out by having more of them.
+        pulls = [(0.1 if i == 0 else 1.0) * PULL * diagonal[i] for i in range(NUM_TERMS)]
         # The first coefficients are of too few steps to be worth keeping.
-        pull = PULL if self._num_steps > NUM_FIRST else 0.0
+        kept = self.coefficients if self._num_steps > NUM_FIRST else [0.0] * NUM_TERMS
         unseen = [i for i in range(NUM_TERMS) if i not in seen]
         sums = [
-            self._sums[i]
-            + pull * diagonal[i] * self.coefficients[i]
-            - sum(matrix[i][j] * self.coefficients[j] for j in unseen)
+            self._sums[i] + pulls[i] * kept[i] - sum(matrix[i][j] * self.coefficients[j] for j in unseen)
             for i in range(NUM_TERMS)
         ]
         result = [0.0 if i in seen else value for i, value in enumerate(self.coefficients)]
         while seen:
-            rows = [[matrix[i][j] * (1.0 + PULL) if i == j else matrix[i][j] for j in seen] + [sums[i]] for i in seen]
+            rows = [[matrix[i][j] + (pulls[i] if i == j else 0.0) for j in seen] + [sums[i]] for i in seen]
             solution = solve(rows)
             worst = min(range(len(seen)), key=lambda k: solution[k] * diagonal[seen[k]] ** 0.5)
             if solution[worst] >= 0.0:
