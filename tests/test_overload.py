@@ -179,3 +179,23 @@ def test_an_underloaded_engine_refuses_nobody_whatever_their_deadline(capacity: 
     driver, _ = guarded(max_num_queued_reqs=0)
     driver.run([*requests, virtual_request(10**6, 80.0, 10, 10)])
     assert [served.refused for served in driver.served.values() if served.refused is not None] == []
+
+
+@pytest.mark.parametrize(("order", "is_fair"), [("fair", True), ("fcfs", False)])
+def test_s13_a_flood_at_the_door_takes_nothing_from_modest_users(capacity: float, order: Any, is_fair: bool) -> None:
+    """Seven users ask for half of the capacity together; an eighth for a hundred times what each of them does."""
+    rate = capacity / 14
+    flood = [replace(request, principal="flood") for request in traffic([(30.0, 100 * rate)], seed=6)]
+    modest = [replace(request, id=10**6 + request.id) for request in traffic([(30.0, 7 * rate)], seed=7)]
+    modest = [replace(request, principal=f"user {i % 7}") for i, request in enumerate(modest)]
+    driver, engine = guarded(Policy(scheduling_policy=order), max_num_queued_reqs=round(2 * capacity))
+    driver.run([*flood, *modest])
+    served = [driver.served[request.id] for request in modest]
+    share = sum(map(good, served)) / len(served)
+    assert engine.most_waiting <= 2.5 * capacity + 1
+    if is_fair:
+        assert share >= 0.99
+        assert percentile_of(sorted(one.ttft_s for one in served if good(one)), 95) < 0.5
+        assert output_rate(driver, 5.0, 30.0) >= 0.9 * capacity * MEAN_OUTPUT
+    else:
+        assert share < 0.5
