@@ -152,12 +152,11 @@ class Door:
         planner = self._planner
         self.clock_is_steady &= now >= self._latest
         self._latest = max(self._latest, now)
-        if self._made_room_for:
-            self.num_priority_steps += 1
-            self.num_in_vain += not self._made_room_for <= self._joined
         preempted = planner.num_preemptions != self._num_preemptions
         self._num_preemptions = planner.num_preemptions
-        self._made_room_for.clear()
+        if self._made_room_for:
+            self._check_room_was_needed(plan)
+            self._made_room_for.clear()
         self._joined.clear()
         self._num_joined = 0
         waits = self._waiting()
@@ -166,6 +165,16 @@ class Door:
             self._check_level(s)
         if waits and not preempted and not planner.batching.holds:
             self._check_left_outside(waits, plan)
+
+    def _check_room_was_needed(self, plan: StepPlan) -> None:
+        """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up."""
+        self.num_priority_steps += 1
+        budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
+        for s in self._waiting():
+            if s.request.id in self._made_room_for - self._joined:
+                reason = self._obstacle(s, plan, budget)
+                check(reason in (None, WaitReason.TOKENS), f"room was made for {s.key} in vain: {reason}")
+                self.num_in_vain += 1
 
     def _check_level(self, s: Sequence) -> None:
         ageing_s, level, request = self._scheduler.policy.priority_ageing_s, s.order[0], s.request
