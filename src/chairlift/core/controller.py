@@ -119,7 +119,8 @@ class Controller:
             self._most_rows = max(self._most_rows, rows)
             more = plan.num_context_tokens / rows - self._row_context
             self._row_context += more * (0.1 if more > 0 else 0.002)
-            self._cap += 0.2 * (self._fitting_rows() - self._cap)
+            if self.times.is_settled:
+                self._cap += 0.2 * (self._fitting_rows() - self._cap)
 
     def first_token(self, ttft_s: float) -> None:
         """A request got its first token so long after it arrived."""
@@ -135,7 +136,7 @@ class Controller:
         self._num_seqs = num_running + num_waiting
         if self._target_s(1) == math.inf:
             return self._limits.max_num_seqs
-        return min(max(int(self._cap), FEWEST_ROWS), self._limits.max_num_seqs)
+        return min(max(round(self._cap), FEWEST_ROWS), self._limits.max_num_seqs)
 
     def chunk_tokens(self, plan: StepPlan, num_decodes: int, num_context_tokens: int, start: int, wanted: int) -> int:
         """How many of `wanted` tokens of a chunk from position `start` the step may hold beside what it has; 0: none.
