@@ -170,6 +170,14 @@ def test_deadlines_under_overload_are_kept_by_refusing_early(capacity: float, or
     assert sum(good(served) for served in open_to_all.served.values()) < kept / 3
 
 
+def test_a_static_batch_fills_whatever_the_cap_on_the_queue() -> None:
+    """It waits until it is full: a door that kept its last rows out would keep everybody waiting for ever."""
+    driver, engine = guarded(Policy(batching="static"), max_num_queued_reqs=2)
+    driver.run([virtual_request(i, 0.5 * i, 20, 10) for i in range(SLOTS)])
+    assert all(map(good, driver.served.values()))
+    assert engine.admission.num_live == 0
+
+
 def test_an_underloaded_engine_refuses_nobody_whatever_their_deadline(capacity: float) -> None:
     generator = random.Random(3)
     requests = [
