@@ -87,6 +87,7 @@ def step(num_rows: int, count: int, past_len: int) -> StepInputs:
         max_context_len=past_len + count,
         output_rows=starts[1:] * np.int32(count) - 1,
         slots=np.zeros(num_rows, np.int64),
+        num_fillers=0,
         num_scored=0,
     )
 

@@ -62,6 +62,7 @@ def whole(tokens: NDArray[np.int32]) -> StepInputs:
         max_context_len=count,
         output_rows=positions,
         slots=np.zeros(0, np.int64),
+        num_fillers=0,
         num_scored=count,
     )
 

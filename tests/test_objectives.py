@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.core.policy import Policy
 from chairlift.core.snapshot import capture, restore
-from load_steps import CPU_LOAD, GPU_LOAD, Load, best_fixed, serve_steered, steered_driver, sweep_fixed
+from load_steps import CPU_LOAD, GPU_LOAD, NOISE, Load, best_fixed, serve_steered, steered_driver, sweep_fixed
 from virtual_engine import (
     CPU_LIKE,
     LinearCost,
@@ -87,6 +87,16 @@ def test_no_step_lasts_longer_than_planned_whatever_the_context() -> None:
     assert max(step.ended - step.begun for step in driver.steps) < 1.1 * 0.25
     chunked = [step.ended - step.begun for step in driver.steps if step.num_chunk_tokens]
     assert percentile_of(sorted(chunked), 75.0) > 0.15
+
+
+@pytest.mark.parametrize(("count", "num_prompt"), [(8, 40), (64, 40), (64, 500)])
+def test_a_bound_on_steps_costs_hardly_any_time_even_at_the_start(count: int, num_prompt: int) -> None:
+    durations = []
+    for policy in (Policy(), Policy(max_step_s=0.25)):
+        driver = VirtualEngine(virtual_scheduler(64, 512, policy=policy), CPU_LIKE, noise=NOISE, seed=8)
+        driver.run([virtual_request(i, 0.0, num_prompt, 64) for i in range(count)])
+        durations.append(driver.now)
+    assert durations[1] < 1.03 * durations[0]
 
 
 @pytest.mark.parametrize("objective_s", [0.5, 2.0])

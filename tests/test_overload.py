@@ -170,6 +170,14 @@ def test_deadlines_under_overload_are_kept_by_refusing_early(capacity: float, or
     assert sum(good(served) for served in open_to_all.served.values()) < kept / 3
 
 
+def test_a_static_batch_fills_whatever_the_cap_on_the_queue() -> None:
+    """It waits until it is full: a door that kept its last rows out would keep everybody waiting for ever."""
+    driver, engine = guarded(Policy(batching="static"), max_num_queued_reqs=2)
+    driver.run([virtual_request(i, 0.5 * i, 20, 10) for i in range(SLOTS)])
+    assert all(map(good, driver.served.values()))
+    assert engine.admission.num_live == 0
+
+
 def test_an_underloaded_engine_refuses_nobody_whatever_their_deadline(capacity: float) -> None:
     generator = random.Random(3)
     requests = [
@@ -179,3 +187,23 @@ def test_an_underloaded_engine_refuses_nobody_whatever_their_deadline(capacity: 
     driver, _ = guarded(max_num_queued_reqs=0)
     driver.run([*requests, virtual_request(10**6, 80.0, 10, 10)])
     assert [served.refused for served in driver.served.values() if served.refused is not None] == []
+
+
+@pytest.mark.parametrize(("order", "is_fair"), [("fair", True), ("fcfs", False)])
+def test_s13_a_flood_at_the_door_takes_nothing_from_modest_users(capacity: float, order: Any, is_fair: bool) -> None:
+    """Seven users ask for half of the capacity together; an eighth for a hundred times what each of them does."""
+    rate = capacity / 14
+    flood = [replace(request, principal="flood") for request in traffic([(30.0, 100 * rate)], seed=6)]
+    modest = [replace(request, id=10**6 + request.id) for request in traffic([(30.0, 7 * rate)], seed=7)]
+    modest = [replace(request, principal=f"user {i % 7}") for i, request in enumerate(modest)]
+    driver, engine = guarded(Policy(scheduling_policy=order), max_num_queued_reqs=round(2 * capacity))
+    driver.run([*flood, *modest])
+    served = [driver.served[request.id] for request in modest]
+    share = sum(map(good, served)) / len(served)
+    assert engine.most_waiting <= 2.5 * capacity + 1
+    if is_fair:
+        assert share >= 0.99
+        assert percentile_of(sorted(one.ttft_s for one in served if good(one)), 95) < 0.5
+        assert output_rate(driver, 5.0, 30.0) >= 0.9 * capacity * MEAN_OUTPUT
+    else:
+        assert share < 0.5

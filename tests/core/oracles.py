@@ -27,10 +27,15 @@ class Door:
         self._ledger = ledger
         self._planner = planner = scheduler._planner
         self._serials: dict[int, int] = {}
+        self._priorities: set[int] = set()
         self._passed: Counter[Key] = Counter()
         self._num_joined = 0
         """Slots taken in this step."""
         self._joined: set[int] = set()
+        """Requests that joined in this step."""
+        self._joiners: list[Sequence] = []
+        self._short_of_blocks = False
+        """Whether somebody was preempted for blocks in this step."""
         self._made_room_for: set[int] = set()
         self._num_preemptions = 0
         self._latest = 0.0
@@ -47,6 +52,7 @@ class Door:
 
     def on_add(self, request: Request) -> None:
         self._serials[request.id] = len(self._serials)
+        self._priorities.add(request.priority)
 
     # ------------------------------------------------------------ the order
 
@@ -96,6 +102,11 @@ class Door:
 
     def on_join(self, sequence: Sequence, matched: list[int], now: float) -> int:
         queue, waits = list(self._scheduler._waiting), self._waiting()
+        check(not self._short_of_blocks, "one joins in a step that had to preempt for blocks")
+        obstacle = None if self._planner.batching.holds else self._obstacle(sequence, None, 1 << 30)
+        check(obstacle is None, f"{sequence.key} joins against an obstacle: {obstacle}")
+        kept_out = [s for s, reason in self._planner.set_aside if s.preemptions and reason is WaitReason.BLOCKS]
+        check(not kept_out, "one that was preempted for blocks is passed")
         first = self._first([*queue, sequence])
         check(first is sequence, f"{sequence.key} joins before {first.key}, which stands before it")
         for s in waits:
@@ -108,6 +119,7 @@ class Door:
             check(self._scheduler._running.num_taken == self._num_joined, "one joins a batch that runs already")
             check(self._num_joined > 0 or self._may_open([*waits, sequence], now), "a batch opens too early")
         self._joined.add(sequence.request.id)
+        self._joiners.append(sequence)
         num_slots = self._join(sequence, matched, now)
         self._num_joined += num_slots
         return num_slots
@@ -129,6 +141,7 @@ class Door:
         else:
             check(sequence.rank >= by.rank, "one is preempted for a later one's blocks")
             check(not self._planner.reserves_max, "blocks that were reserved are missing")
+            self._short_of_blocks = True
         self._ledger.on_preempt(sequence)
         self._preempt(sequence, by, reason, now)
 
@@ -152,13 +165,16 @@ class Door:
         planner = self._planner
         self.clock_is_steady &= now >= self._latest
         self._latest = max(self._latest, now)
-        if self._made_room_for:
-            self.num_priority_steps += 1
-            self.num_in_vain += not self._made_room_for <= self._joined
         preempted = planner.num_preemptions != self._num_preemptions
         self._num_preemptions = planner.num_preemptions
-        self._made_room_for.clear()
+        if self._made_room_for:
+            self._check_room_was_needed(plan)
+            self._made_room_for.clear()
+        if not planner.batching.holds:
+            check(all(s in planner.chunked for s in self._joiners), "one joins and gets no token")
         self._joined.clear()
+        self._joiners.clear()
+        self._short_of_blocks = False
         self._num_joined = 0
         waits = self._waiting()
         for s in waits:
@@ -167,8 +183,19 @@ class Door:
         if waits and not preempted and not planner.batching.holds:
             self._check_left_outside(waits, plan)
 
+    def _check_room_was_needed(self, plan: StepPlan) -> None:
+        """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up."""
+        self.num_priority_steps += 1
+        budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
+        for s in self._waiting():
+            if s.request.id in self._made_room_for - self._joined:
+                reason = self._obstacle(s, plan, budget)
+                check(reason in (None, WaitReason.TOKENS), f"room was made for {s.key} in vain: {reason}")
+                self.num_in_vain += 1
+
     def _check_level(self, s: Sequence) -> None:
         ageing_s, level, request = self._scheduler.policy.priority_ageing_s, s.order[0], s.request
+        check(level >= min(self._priorities), "ageing moved one above all others")
         if level != request.priority:
             check(level < request.priority, "ageing moved one down")
             has_waited = ageing_s <= self._latest - request.arrival + 1e-9 or not self.clock_is_steady
@@ -192,8 +219,8 @@ class Door:
             return False
         return reason is not WaitReason.TOKENS and self._passed[s.key] < self._scheduler.policy.max_bypass
 
-    def _obstacle(self, s: Sequence, plan: StepPlan, budget: int) -> WaitReason | None:
-        """What keeps a sequence out after a step was planned that has `budget` tokens to spare."""
+    def _obstacle(self, s: Sequence, plan: StepPlan | None, budget: int) -> WaitReason | None:
+        """What keeps a sequence out of a step that has `budget` tokens to spare."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         num_running = scheduler._running.num_taken
         if budget <= 0:
@@ -211,7 +238,11 @@ class Door:
             return WaitReason.BLOCKS
         start = len(matched) * kv.block_size
         lacking = s.num_prompt - start
-        if scheduler.controller.is_active and self._planner._cut(plan, start, max(1, min(lacking, budget))) <= 0:
+        if (
+            plan is not None
+            and scheduler.controller.is_active
+            and self._planner._cut(plan, start, max(1, min(lacking, budget))) <= 0
+        ):
             return WaitReason.TOKENS
         if lacking > budget and not scheduler.policy.enable_chunked_prefill:
             return WaitReason.TOKENS

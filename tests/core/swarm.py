@@ -447,14 +447,17 @@ def change_limits(rng: random.Random, world: World) -> None:
     first = world.scheduler.started_with
     chunked = world.scheduler.policy.enable_chunked_prefill
     max_num_seqs = rng.randint(1, first.max_num_seqs)
-    world.engine.set_limits(
-        LimitChange(
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=rng.randint(max_num_seqs, first.max_num_batched_tokens) if chunked else None,
-            long_prefill_token_threshold=rng.choice([None, 0, 2]),
-            itl_objective_s=rng.choice([None, 0.0, 0.02]),
-        )
+    change = LimitChange(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.randint(max_num_seqs, first.max_num_batched_tokens) if chunked else None,
+        long_prefill_token_threshold=rng.choice([None, 0, 2]),
+        itl_objective_s=rng.choice([None, 0.0, 0.02]),
     )
+    world.engine.set_limits(change)
+    limits, planner = world.scheduler.limits, world.scheduler._planner
+    check(limits.max_num_seqs == max_num_seqs, "a change of limits is lost")
+    check(change.max_num_batched_tokens in (None, limits.max_num_batched_tokens), "a change of limits is lost")
+    check(change.long_prefill_token_threshold in (None, planner.threshold), "a change of limits is lost")
 
 
 def main() -> None:

@@ -204,6 +204,68 @@ def test_caps_may_change_while_serving() -> None:
     one(admission)
 
 
+# ---------------------------------------------------------------- who may go over the cap
+
+
+@pytest.mark.parametrize("cap", ["max_num_queued_reqs", "max_num_queued_tokens", "max_num_queued_reqs_per_principal"])
+def test_background_work_does_not_keep_urgent_requests_out(cap: str) -> None:
+    admission = make(**{cap: 8})
+    fill_slots(admission)
+    for _ in range(8):
+        one(admission, priority=5)
+    assert refusal(admission, priority=5).reason == cap
+    one(admission, priority=4)
+    one(admission, priority=-1)
+    for priority in (-9, 4, 5):  # a quarter over it, and no further
+        assert refusal(admission, priority=priority).reason == cap
+
+
+def test_the_cap_is_the_cap_among_equals() -> None:
+    for policy in ("fcfs", "priority", "fair", "deadline"):
+        admission = make(policy=policy, max_num_queued_reqs=8)
+        fill_slots(admission)
+        for i in range(8):
+            one(admission, e2e_deadline=100.0 + i)
+        refusal(admission, e2e_deadline=108.0)
+        with pytest.raises(Overloaded):
+            admission.check_room("a")
+
+
+def test_who_would_be_in_the_second_half_of_the_line_does_not_go_over_the_cap() -> None:
+    admission = make(max_num_queued_reqs=8)
+    fill_slots(admission)
+    for priority in (1, 1, 1, 1, 9, 9, 9, 9):
+        one(admission, priority=priority)
+    refusal(admission, priority=5)
+    one(admission, priority=0)
+
+
+def test_a_flood_of_one_user_does_not_keep_another_out() -> None:
+    admission = make(policy="fair", max_num_queued_reqs=8)
+    fill_slots(admission)
+    for _ in range(8):
+        one(admission, "flood")
+    refusal(admission, "flood")
+    with pytest.raises(Overloaded):
+        admission.check_room("flood")
+    admission.check_room("light")
+    one(admission, "light")
+    fcfs = make(max_num_queued_reqs=8)
+    fill_slots(fcfs)
+    for _ in range(8):
+        one(fcfs, "flood")
+    refusal(fcfs, "light")  # first come, first served, at the door too
+
+
+def test_requests_with_deadlines_get_past_those_that_can_wait() -> None:
+    admission = make(policy="deadline", max_num_queued_reqs=8)
+    fill_slots(admission)
+    for _ in range(8):
+        one(admission)
+    refusal(admission)
+    one(admission, ttft_deadline=5.0)
+
+
 # ---------------------------------------------------------------- what never fits
 
 
@@ -306,14 +368,16 @@ def test_src_tgi_1877_every_permit_comes_back_after_ten_thousand_mixed_cancels(p
             sum(ticket.num_tokens for ticket in queued),
             len({ticket.principal for ticket in live}),
         ), turn
-        assert admission.num_queued <= 40 + slots
+        assert admission.num_queued <= 40 + 10 + slots
     assert set(refused) == {"max_num_queued_reqs", "max_num_reqs_per_principal", "deadline"}
     for ticket in live:
         admission.ended(ticket, now)
     admission.observe(stats(0, 0, slots), now)
     assert counts(admission) == (0, 0, 0, 0)
     assert len([one(admission, f"p{i // 12}", now=now) for i in range(48)]) == 48
-    assert refusal(admission, "other", now=now).reason is RefusalReason.MAX_NUM_QUEUED_REQS
+    assert refusal(admission, "p0", now=now).reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL
+    if policy != "fair":  # under which a newcomer gets past them
+        assert refusal(admission, "other", now=now).reason is RefusalReason.MAX_NUM_QUEUED_REQS
 
 
 # ---------------------------------------------------------------- waits and deadlines

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from chairlift.core.controller import QUANTUM_TOKENS, STARVED_STEPS, Controller
+from chairlift.core.controller import FEWEST_ROWS, QUANTUM_TOKENS, STARVED_STEPS, Controller
 from chairlift.core.types import Chunk, Limits, StepPlan
 
 
@@ -159,8 +159,22 @@ def test_as_many_may_run_as_leave_room_for_prompts() -> None:
         assert cost(plan_of(more, more * 1000)) > objective_s / controller.margin * 0.98
 
 
-def test_one_may_always_run() -> None:
-    assert controller_of(0.001).max_num_seqs(0, 9, 0) == 1
+def test_an_objective_below_the_fixed_part_of_a_step_lets_a_few_run_and_prompts_advance() -> None:
+    controller = controller_of(0.001)
+    assert controller.max_num_seqs(0, 9, 0) == FEWEST_ROWS
+    count = granted(controller, 1, 200)
+    assert count > 0
+    assert cost(plan_of(1, 200, count)) < 1.3 * cost(plan_of(1, 200))
+
+
+def test_delays_from_elsewhere_do_not_shorten_steps_without_end() -> None:
+    controller, rng = controller_of(0.05), random.Random(4)
+    for _ in range(3000):
+        count = granted(controller, 40, 8000)
+        plan = plan_of(40, 8000, count)
+        controller.observe(plan, cost(plan) * (3.0 if rng.random() < 0.1 else 1.0))
+    assert granted(controller, 20, 4000) > 0
+    assert controller.margin <= 1.5
 
 
 def test_the_cap_stays_within_changed_limits() -> None:

@@ -47,6 +47,15 @@ def test_who_joins_with_the_next_step_is_no_crowd() -> None:
     assert pace.num_free == 0
 
 
+def test_a_batch_that_fills_is_no_crowd_and_one_that_is_held_is() -> None:
+    pace = Pace(4)
+    waiting: Any = {WaitReason.BATCH: 3}
+    pace.observe(stats(0, 3, waiting_by_reason=waiting), 1.0)
+    assert pace.num_free == 4  # three of them for those who wait
+    pace.observe(stats(1, 3, waiting_by_reason=waiting), 2.0)
+    assert pace.num_free == 0
+
+
 def test_littles_law_before_anything_was_counted() -> None:
     pace = Pace(4)
     pace.observe(stats(1, 0), 0.0)

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from chairlift.core.blocks import BlockPool
 from chairlift.core.engine import Engine
+from chairlift.core.ordering import Sorted, Waiting
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.types import CacheShape, LimitChange, Limits, PreemptReason, Request, SamplingParams
+from chairlift.core.sequence import Sequence
+from chairlift.core.types import (
+    CacheShape,
+    Finish,
+    FinishReason,
+    LimitChange,
+    Limits,
+    PreemptReason,
+    Request,
+    SamplingParams,
+    StepOutput,
+    WaitReason,
+)
 from fakes import VOCAB_SIZE, FakeExecutor, prompt
 
 
@@ -70,3 +86,75 @@ def test_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not() -> None
     assert running(engine) == {0, 3}
     victim = engine.scheduler._live[1][0]
     assert victim.preemptions == [(3, PreemptReason.PRIORITY)]
+
+
+def drain(engine: Engine, now: float, bound: int = 1000) -> list[Finish]:
+    """Run to the end, all at one point in time."""
+    finishes: list[Finish] = []
+    for _ in range(bound):
+        if not engine.has_work:
+            return finishes
+        finishes += (engine.step(now) or StepOutput()).finishes
+    raise AssertionError("the engine does not drain")
+
+
+def test_ageing_moves_up_to_the_next_level_that_somebody_waits_at() -> None:
+    """One step up in each period, and never above the best of those who wait."""
+    waiting = Waiting(Sorted, ageing_s=10.0)
+    sequences = [Sequence(ask(i, priority=p), 0, (p, float(i), i, 0), 10, None) for i, p in enumerate([5, 2, 0])]
+    for sequence in sequences:
+        waiting.push(sequence, 0.0)
+    levels = []
+    for now in (9.0, 10.0, 19.0, 20.0, 95.0):
+        waiting.peek(now)
+        levels.append([s.order[0] for s in sequences])
+    assert levels == [[5, 2, 0], [2, 0, 0], [2, 0, 0], [0, 0, 0], [0, 0, 0]]
+
+
+def test_a_prompt_that_several_share_is_computed_once() -> None:
+    """Those who come together wait for the one that computes it, or wait for nobody where it is not theirs."""
+    engine = make_engine(Policy(long_prefill_token_threshold=16), Limits(8, 64, 200))
+    for number in range(4):
+        engine.add(replace(ask(number, max_tokens=1), prompt=prompt(65)))
+    engine.step(4.0)
+    assert running(engine) == {0}
+    assert engine.stats().waiting_by_reason == {WaitReason.PREFIX: 3}
+    drain(engine, 5.0)
+    assert engine._executor.num_computed == 65 + 3  # type: ignore[attr-defined]
+
+
+def test_a_better_level_waits_for_no_lesser_one_to_compute_a_prompt() -> None:
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(8, 16, 200))
+    engine.add(replace(ask(0), prompt=prompt(100)))
+    engine.step(1.0)
+    engine.add(replace(ask(1, priority=-1), prompt=prompt(100)))
+    engine.step(2.0)
+    assert running(engine) == {0, 1}
+
+
+def test_a_better_claim_goes_before_prompts_that_are_half_computed() -> None:
+    """vLLM#33499: or whoever comes early with a long prompt has all tokens until it is done."""
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(8, 16, 200))
+    engine.add(ask(0, length=100))
+    engine.step(1.0)
+    engine.add(ask(1, length=10, priority=-1))
+    engine.step(2.0)
+    assert {s.request.id: s.computed for s in engine.scheduler._running.live()} == {0: 22, 1: 10}
+
+
+def test_a_reused_id_has_no_deadlines_of_the_one_before() -> None:
+    engine = make_engine(Policy(), Limits(8, 16, 200))
+    engine.add(replace(ask(1, max_tokens=1), e2e_deadline=9.0))
+    drain(engine, 1.0)
+    engine.add(ask(1, max_tokens=5))
+    assert [f.reason for f in drain(engine, 10.0)] == [FinishReason.LENGTH]
+
+
+def test_kept_blocks_are_used_again_least_recently_used_first() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.take()[0] for _ in range(3)]
+    for block in (blocks[1], blocks[0], blocks[2]):
+        pool.drop(block, keep=True)
+    pool.retain(blocks[1])
+    pool.drop(blocks[1], keep=True)
+    assert [pool.take()[0] for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]

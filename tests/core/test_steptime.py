@@ -57,7 +57,7 @@ def test_a_hiccup_in_the_first_step_is_overcome() -> None:
     times.observe(1, 100, 0, 0, 30.0)
     for step in steps(1, 100):
         times.observe(*step, cost(step))
-    assert worst_error(times) < 0.1
+    assert worst_error(times) < 0.2
 
 
 @pytest.mark.parametrize(("factor", "within"), [(3.0, 50), (0.3, 400)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,6 +145,29 @@ def test_an_incomplete_last_line_is_no_error(lines: list[bytes]) -> None:
     replayed = replay([*lines, lines[-1][:-3]])
     assert replayed.truncated and replayed.difference is None
     assert not replay(lines).truncated
+
+
+def test_no_damage_is_a_traceback(lines: list[bytes]) -> None:
+    """Whatever became of a file: it is refused, differs, or does not matter."""
+    rng = random.Random(1)
+    whole = b"".join(lines)
+    num_refused = 0
+    for _ in range(200):
+        data, at = bytearray(whole), rng.randrange(len(whole))
+        match rng.randrange(4):
+            case 0:
+                data[at] = rng.randrange(256)
+            case 1:
+                del data[at : at + rng.choice([1, 5, 50])]
+            case 2:
+                data[at:at] = bytes([rng.choice(b'0123456789{}[],":-e.')])
+            case 3:
+                data[at:at] = data[at : at + rng.choice([1, 9, 200])]
+        try:
+            replay(bytes(data).splitlines(keepends=True))
+        except InvalidJournal:
+            num_refused += 1
+    assert 50 < num_refused < 200
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from chairlift.server.client import EngineClient
 from chairlift.server.exchange import Exchange
 from chairlift.server.explanations import Explanations
 from chairlift.server.options import ServerOptions
-from server.fake_worker import DIE, MAX_NUM_BATCHED_TOKENS, FakeOptions
+from server.fake_worker import DIE, MAX_NUM_BATCHED_TOKENS, REFUSE, FakeOptions
 from server.running import RunningServer, running_server, until
 
 OWNER = {"Authorization": "Bearer owner-key"}
@@ -385,6 +385,16 @@ def test_a_preempting_request_has_its_public_id_here_and_no_name_for_clients(ser
     (entry,) = ask(server, "GET", f"{REQUESTS}/cmpl-victim")["data"]
     assert "preempted once by cmpl-urgent (priority)" in entry["choices"][0]["sentence"]
     assert entry["choices"][0]["decisions"]["preemptions"] == [{"by": "cmpl-urgent", "reason": "priority", "count": 1}]
+
+
+def test_what_the_engine_refuses_stays_nowhere(server: RunningServer) -> None:
+    body = {"prompt": ["fine", REFUSE], "max_tokens": 3, "request_id": "refused"}
+    assert server.json("POST", "/v1/completions", body, CLIENT)[0] == 400
+    until(lambda: ask(server, "GET", REQUESTS)["live"] == [])
+    body = {"prompt": REFUSE, "request_id": "refused-alone"}
+    assert server.json("POST", "/v1/completions", body, CLIENT)[0] == 400
+    assert ask(server, "GET", REQUESTS)["live"] == []
+    assert server.json("GET", f"{REQUESTS}/cmpl-refused-alone", None, OWNER)[0] == 404
 
 
 def test_who_left_is_explained_too_and_the_live_are_listed() -> None:

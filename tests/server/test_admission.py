@@ -181,6 +181,14 @@ def test_src_vllm_53936_a_list_of_prompts_enters_whole_or_not_at_all(large: bool
                 assert ask(server)[0] == 429
 
 
+def test_urgent_requests_get_past_a_flood_of_background_work() -> None:
+    with serving(**caps(max_num_queued_reqs=8)) as server, occupied(server), queued(server, 8, priority=3):
+        assert ask(server, priority=3)[0] == 429
+        with queued(server, 2):  # a quarter of the cap
+            assert ask(server)[0] == 429
+            assert ask(server, priority=-5)[0] == 429
+
+
 def test_tokens_are_estimated_for_text_and_exact_for_ids() -> None:
     limits = caps(max_num_queued_tokens=1000)
     with serving(**limits) as server, occupied(server), queued(server, 1, prompt=[7] * 600):

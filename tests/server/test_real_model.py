@@ -187,6 +187,43 @@ def test_limits_change_while_it_serves_and_the_wait_is_explained(client: openai.
     assert entry["choices"][0] == {name: second[name] for name in ("index", "sentence", "decisions")}
 
 
+def test_a_deadline_ends_a_long_answer_with_an_error(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 490}
+    extra = {"ignore_eos": True, "e2e_deadline_ms": 800}
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(**fields, extra_body=extra)
+    assert (caught.value.status_code, caught.value.code) == (504, "e2e_deadline_exceeded")
+    assert caught.value.response.headers["x-should-retry"] == "false"
+    chunks = []
+    with pytest.raises(openai.APIError, match="e2e deadline") as ended:
+        for chunk in client.completions.create(**fields, extra_body=extra, stream=True):
+            chunks.append(chunk)
+    assert ended.value.code == "e2e_deadline_exceeded"
+    assert chunks
+    assert not any(choice.finish_reason for chunk in chunks for choice in chunk.choices)
+
+
+def test_a_full_queue_of_a_real_engine_refuses_and_opens_again(client: openai.OpenAI, real: RealServer) -> None:
+    fields: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "extra_body": {"ignore_eos": True}}
+    configured = real.admin("GET", "/admin/limits")["configured"]
+    real.wait_idle()
+    real.admin("PATCH", "/admin/limits", {"max_num_seqs": 1, "max_num_queued_reqs": 1})
+    with client.completions.create(max_tokens=490, stream=True, **fields) as running:
+        next(iter(running))
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(lambda: client.completions.create(max_tokens=1, **fields))
+            until(lambda: real.metrics()["vllm:num_requests_waiting"] == 1)
+            with pytest.raises(openai.RateLimitError) as caught:
+                client.completions.create(max_tokens=1, **fields)
+            assert caught.value.code == "max_num_queued_reqs"
+            assert 1 <= int(caught.value.response.headers["retry-after"]) <= 120
+            running.close()
+            assert waiting.result(30).choices[0].finish_reason == "length"
+    restored = {name: configured[name] for name in ("max_num_seqs", "max_num_queued_reqs")}
+    real.admin("PATCH", "/admin/limits", restored)
+    assert client.completions.create(max_tokens=1, **fields).choices
+
+
 def test_special_tokens_in_a_message_stay_text(client: openai.OpenAI) -> None:
     answers = [
         client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": content}], max_tokens=1)

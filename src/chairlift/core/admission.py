@@ -8,6 +8,9 @@
 The queue is everything admitted that has not taken a slot, wherever it is: being tokenised, in a socket, in the engine.
 While the engine reports free slots and nobody waiting, who finds a slot does not queue and no cap on queueing holds;
 as soon as somebody waits in the engine, everybody who waits counts.
+
+A full queue must not keep out those who would be served before most of it: urgent requests behind a flood of background
+work, a modest user behind a greedy one. They may enter until the queue is a quarter over its caps.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ from chairlift.core.types import EngineStats
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 """Of a server that was told nothing. Eight times the default number of slots: longer than anybody waits; a queue
 without a bound fills the memory."""
+
+
+FRONT_SHARE = 0.25
+"""How far over a cap on the queue those may go who would be served before half of it."""
 
 
 class RefusalReason(StrEnum):
@@ -141,12 +148,12 @@ class Admission:
     # ------------------------------------------------------------ in
 
     def check_room(self, principal: str) -> None:
-        """Refuse whatever `principal` may ask, if even the smallest request has no room: nothing needs to be read.
+        """Refuse any ordinary request of `principal`, if even the smallest has no room: nothing needs to be read.
 
         Raises:
-            Overloaded: as from `admit`.
+            Overloaded: as from `admit`, for a request of priority 0 without deadlines.
         """
-        self._check_caps(principal, 1, [1], 0)
+        self._check_caps(principal, 1, [1], self._key(0, math.inf))
 
     def admit(
         self,
@@ -165,9 +172,9 @@ class Admission:
             Overloaded: refused for now, with the reason and the estimated wait.
             NeverFits: larger than the caps allow even when nobody else is there.
         """
-        self._check_caps(principal, n, nums_tokens, priority)
         deadline = min(_or_never(ttft_deadline), _or_never(e2e_deadline))
-        key = (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
+        key = self._key(priority, deadline)
+        self._check_caps(principal, n, nums_tokens, key)
         if deadline < math.inf:
             wait_s = self._wait_s(principal, n, key)
             if wait_s is not None and now + wait_s > deadline:
@@ -235,9 +242,14 @@ class Admission:
 
     # ------------------------------------------------------------ deciding
 
-    def _check_caps(self, principal: str, n: int, nums_tokens: Sequence[int], priority: int) -> None:
+    def _key(self, priority: int, deadline: float) -> _Key:
+        return (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
+
+    def _check_caps(self, principal: str, n: int, nums_tokens: Sequence[int], key: _Key) -> None:
         own = self._principals.get(principal, self._nobody)
         over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free)
+        if over is not None and 2 * self._num_ahead(principal, key) < self._all.num_queued:
+            over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free, FRONT_SHARE)
         if over is None:
             return
         reason, used, asked, cap = over
@@ -246,15 +258,21 @@ class Admission:
         if reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL:
             wait_s = None if self._pace.service_s is None else self._pace.service_s / used
         else:
-            wait_s = self._wait_s(principal, n * len(nums_tokens), (priority, math.inf, 0))
+            wait_s = self._wait_s(principal, n * len(nums_tokens), key)
         text = _TEXTS[reason].format(used=used, cap=cap)
         about = "not known yet" if wait_s is None else f"about {max(0.1, wait_s):.1f} s"
         raise Overloaded(f"Refused for now: {text}, and this needs {asked}. Estimated wait: {about}.", reason, wait_s)
 
     def _overrun(
-        self, own: _Tally, everybody: _Tally, n: int, nums_tokens: Sequence[int], num_free: int
+        self,
+        own: _Tally,
+        everybody: _Tally,
+        n: int,
+        nums_tokens: Sequence[int],
+        num_free: int,
+        over_share: float = 0.0,
     ) -> tuple[RefusalReason, int, int, int] | None:
-        """The first cap that would be exceeded, with what is used of it and what is asked."""
+        """The first cap that would be exceeded, those on the queue by more than `over_share`: used, asked and cap."""
         limits = self.limits
         cap = limits.max_num_reqs_per_principal
         num_seqs = n * len(nums_tokens)
@@ -272,23 +290,29 @@ class Admission:
             (_ALL_REQS, all_reqs, num_new, limits.max_num_queued_reqs),
             (_ALL_TOKENS, all_tokens, num_new_tokens, limits.max_num_queued_tokens),
         ):
-            if cap is not None and used + asked > cap:
+            if cap is not None and used + asked > cap + int(over_share * cap):
                 return reason, used, asked, cap
         return None
 
-    def _wait_s(self, principal: str, num_seqs: int, key: _Key) -> float | None:
-        """Seconds until a newcomer at this place in the line has a slot; None if nothing is known yet."""
+    def _num_ahead(self, principal: str, key: _Key) -> float:
+        """Queued sequences that will be served before a newcomer at this place in the line."""
         line, queued = self._line, self._all.num_queued
         mean_seqs = queued / len(line) if line else 1.0
         ahead = bisect_left(line, key) * mean_seqs
-        if self._policy == "fair":
-            better = bisect_left(line, (key[0], -math.inf, 0)) * mean_seqs
-            own = self._principals.get(principal, self._nobody).num_queued
-            ahead = better + min(ahead - better, own * len(self._principals))
+        if self._policy != "fair":
+            return ahead
+        better = bisect_left(line, (key[0], -math.inf, 0)) * mean_seqs
+        own = self._principals.get(principal, self._nobody).num_queued
+        return better + min(ahead - better, own * len(self._principals))
+
+    def _wait_s(self, principal: str, num_seqs: int, key: _Key) -> float | None:
+        """Seconds until a newcomer at this place in the line has a slot; None if nothing is known yet."""
+        ahead = self._num_ahead(principal, key)
         wait_s = self._pace.slots_s(math.ceil(ahead + num_seqs - self._pace.num_free))
         if wait_s is None:
             return None
-        return max(wait_s, self._pace.prompts_s(self._all.num_queued_tokens * ahead / max(1, queued)))
+        num_tokens = self._all.num_queued_tokens * ahead / max(1, self._all.num_queued)
+        return max(wait_s, self._pace.prompts_s(num_tokens))
 
 
 class _Tally:

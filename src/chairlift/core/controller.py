@@ -37,10 +37,16 @@ MARGIN_QUANTILE = 0.98
 """Share of steps that shall end within the objective."""
 TTFT_QUANTILE = 0.95
 """Share of first tokens that shall come within the objective."""
+MAX_MARGIN = 1.5
+"""Rare delays that come from elsewhere do not shrink with the step: beyond this, shorter steps help nobody."""
+FEWEST_ROWS = 4
+"""May always run: what a step costs whatever it holds outweighs them."""
+LEAST = 1.25
+"""How many times a step of one row a step may always last: an objective below that cannot be held by doing less."""
 STARVED_STEPS = 128
 STARVED_FACTOR = 2.0
 """How many times the objective the step after `STARVED_STEPS` without prompt tokens may last."""
-FIRST_ROWS = 16
+FIRST_ROWS = 8
 FIRST_TOKENS = 64
 """As if steps of this size had been tried before the first one."""
 
@@ -99,7 +105,7 @@ class Controller:
             # Several strange steps in a row are no noise, and soon no longer strange.
             late = step_s > predicted * self.margin
             change = MARGIN_QUANTILE if late else MARGIN_QUANTILE - 1.0
-            self.margin = min(max(self.margin * math.exp(0.02 * change), 1.0), 4.0)
+            self.margin = min(max(self.margin * math.exp(0.02 * change), 1.0), MAX_MARGIN)
         if chunk_tokens:
             self._num_starved = 0
             self._most_tokens = max(self._most_tokens, chunk_tokens)
@@ -113,7 +119,8 @@ class Controller:
             self._most_rows = max(self._most_rows, rows)
             more = plan.num_context_tokens / rows - self._row_context
             self._row_context += more * (0.1 if more > 0 else 0.002)
-            self._cap += 0.2 * (self._fitting_rows() - self._cap)
+            if self.times.is_settled:
+                self._cap += 0.2 * (self._fitting_rows() - self._cap)
 
     def first_token(self, ttft_s: float) -> None:
         """A request got its first token so long after it arrived."""
@@ -125,11 +132,11 @@ class Controller:
     # ------------------------------------------------------------ what may be planned
 
     def max_num_seqs(self, num_running: int, num_waiting: int, num_context_tokens: int) -> int:
-        """How many sequences may run in this step, at least 1. Called once for each step."""
+        """How many sequences may run in this step. Called once for each step."""
         self._num_seqs = num_running + num_waiting
         if self._target_s(1) == math.inf:
             return self._limits.max_num_seqs
-        return min(max(int(self._cap), 1), self._limits.max_num_seqs)
+        return min(max(round(self._cap), FEWEST_ROWS), self._limits.max_num_seqs)
 
     def chunk_tokens(self, plan: StepPlan, num_decodes: int, num_context_tokens: int, start: int, wanted: int) -> int:
         """How many of `wanted` tokens of a chunk from position `start` the step may hold beside what it has; 0: none.
@@ -147,7 +154,7 @@ class Controller:
                 least, target = QUANTUM_TOKENS, STARVED_FACTOR * target
         room = float(max(wanted, self._limits.max_num_batched_tokens - num_decodes - granted))
         if target < math.inf:
-            room = min(room, self._fitting_tokens(target / self.margin - spent_s, start))
+            room = min(room, self._fitting_tokens(self._plannable_s(target) - spent_s, start))
             room = min(room, self._tried_tokens(granted, plan.num_chunk_pairs, start))
         if self._ttft_objective_s > 0 and self._itl_objective_s == 0 and num_decodes:
             if granted == 0:
@@ -168,13 +175,18 @@ class Controller:
             target = self._itl_objective_s
         return target
 
+    def _plannable_s(self, target: float) -> float:
+        """What a step may be predicted to last, in seconds, to end by the target."""
+        a, b, c, _, _ = self.times.coefficients
+        return max(target / self.margin, LEAST * (a + b + c * self._row_context))
+
     def _fitting_rows(self) -> float:
         """Decode rows, with contexts as they are, that leave time for some prompt tokens."""
         target = self._target_s(1)
         if target == math.inf:
             return self._limits.max_num_seqs
         a, b, c, d, e = self.times.coefficients
-        left_s = target / self.margin - a
+        left_s = self._plannable_s(target) - a
         left_s -= min(QUANTUM_TOKENS * (d + e * self._row_context), RESERVED * left_s)
         row_s = b + c * self._row_context
         most = self._limits.max_num_seqs

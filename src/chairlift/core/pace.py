@@ -69,7 +69,9 @@ class Pace:
         if stats.max_num_seqs:
             self.max_num_seqs = stats.max_num_seqs
         self._num_running = stats.num_running
-        self._is_crowded = stats.num_waiting > stats.waiting_by_reason.get(WaitReason.STEP, 0)
+        # Where nobody runs, those who wait are about to take their slots, be it when a batch is full.
+        num_soon = stats.waiting_by_reason.get(WaitReason.STEP, 0) if stats.num_running else stats.num_waiting
+        self._is_crowded = stats.num_waiting > num_soon
         self.num_free = 0 if self._is_crowded else max(0, self.max_num_seqs - stats.num_running)
         if stats.prefix_queries:
             self._hit_share = stats.prefix_hits / stats.prefix_queries

@@ -380,6 +380,7 @@ class Planner:
         # Below zero where limits were lowered: so many more must go before anybody can join.
         room = min(self.max_num_seqs, self.limits.max_num_seqs) - running.num_taken
         promised = sum(self._num_needed(s) - len(s.blocks) for s in running.prefilling)
+        promised += len(self.needs_block)  # decoding rows come first
         while (head := waiting.peek(now)) is not None and len(heads) < MAX_SET_ASIDE:
             victims = [s for s in running.live() if s.order[0] > head.order[0]]
             matched = kv.match(head)

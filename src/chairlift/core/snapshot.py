@@ -93,6 +93,7 @@ HEAPS = {Deadlines: ("_heap",), Sorted: ("_heap",), Waiting: ("_dues",)}
 """Heaps with entries of what left meanwhile: those hold on to sequences and requests that are over."""
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in CLASSES}
+_ENUM_KINDS = {kind.__name__: kind for kind in ENUMS}
 _PLAIN = frozenset({type(None), bool, int, str})
 _OBJECTS = frozenset({*CLASSES, Request, dict, OrderedDict})
 
@@ -238,7 +239,7 @@ def restore(entries: list[Entry], matchers: MatcherFactory) -> Scheduler:
         for shell in shells:
             if isinstance(shell, Sequence):
                 _restore_chain(shell, shells[0].kv.block_size)
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
+    except (KeyError, IndexError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a snapshot of a scheduler: {type(error).__name__}: {error}") from error
     scheduler = shells[0] if shells else None
     if not isinstance(scheduler, Scheduler):
@@ -296,7 +297,7 @@ class _Restoring:
             return
         if entry.of == "Sequence":
             shell.tokens.extend(fields.pop("output"))
-            shell.chain = [b""] * fields.pop("num_chained")
+            shell.chain = [b""] * min(fields.pop("num_chained"), len(shell.tokens) + 1)
             del fields["is_watched"]
         for name, value in fields.items():
             object.__setattr__(shell, name, self._value(value))  # some are frozen
@@ -313,7 +314,8 @@ class _Restoring:
             case "tuple":
                 return tuple(self._value(item) for item in content)
             case "enum":
-                return _enum(*content)
+                kind, name = content
+                return _ENUM_KINDS[kind][name]
             case "float":
                 return float(content)
             case "bytes":
@@ -329,10 +331,6 @@ class _Restoring:
             case "partial":
                 return partial(_KINDS[content[0]], *(self._value(item) for item in content[1:]))
         raise ValueError(f"unknown kind of value: {tag}")
-
-
-def _enum(kind: str, name: str) -> Enum:
-    return next(enum for enum in ENUMS if enum.__name__ == kind)[name]
 
 
 def _bytes(value: str | bytes) -> bytes:

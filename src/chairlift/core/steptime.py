@@ -48,6 +48,11 @@ class StepTimes:
         """Of the last steps, as far back as they were strange: the logarithms of actual / predicted."""
 
     @property
+    def is_settled(self) -> bool:
+        """Whether there were enough steps to go by."""
+        return self._num_steps > NUM_FIRST
+
+    @property
     def num_strange(self) -> int:
         """Steps in a row that were far from what was predicted."""
         return len(self._strange_logs)
@@ -97,7 +102,7 @@ class StepTimes:
         else:
             self._strange_logs.clear()
         # A strange step may be the first of its kind: the next one shall be known better.
-        if self._num_steps % REFIT_STEPS == 0 or self._num_steps <= NUM_FIRST or self._strange_logs:
+        if self._num_steps % REFIT_STEPS == 0 or not self.is_settled or self._strange_logs:
             self._refit()
         return predicted
 
@@ -122,18 +127,18 @@ class StepTimes:
         diagonal = [matrix[i][i] for i in range(NUM_TERMS)]
         # What no step of the last hundred thousand had is too small to reckon with; it keeps its coefficient.
         seen = [i for i in range(NUM_TERMS) if diagonal[i] > 1e-200]
+        # What cannot be told apart goes to the fixed part first: the others are then found out by having more of them.
+        pulls = [(0.1 if i == 0 else 1.0) * PULL * diagonal[i] for i in range(NUM_TERMS)]
         # The first coefficients are of too few steps to be worth keeping.
-        pull = PULL if self._num_steps > NUM_FIRST else 0.0
+        kept = self.coefficients if self.is_settled else [0.0] * NUM_TERMS
         unseen = [i for i in range(NUM_TERMS) if i not in seen]
         sums = [
-            self._sums[i]
-            + pull * diagonal[i] * self.coefficients[i]
-            - sum(matrix[i][j] * self.coefficients[j] for j in unseen)
+            self._sums[i] + pulls[i] * kept[i] - sum(matrix[i][j] * self.coefficients[j] for j in unseen)
             for i in range(NUM_TERMS)
         ]
         result = [0.0 if i in seen else value for i, value in enumerate(self.coefficients)]
         while seen:
-            rows = [[matrix[i][j] * (1.0 + PULL) if i == j else matrix[i][j] for j in seen] + [sums[i]] for i in seen]
+            rows = [[matrix[i][j] + (pulls[i] if i == j else 0.0) for j in seen] + [sums[i]] for i in seen]
             solution = solve(rows)
             worst = min(range(len(seen)), key=lambda k: solution[k] * diagonal[seen[k]] ** 0.5)
             if solution[worst] >= 0.0:

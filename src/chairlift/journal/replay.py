@@ -92,7 +92,7 @@ class _Reader:
                 return
             try:
                 record = records.decode(line)
-            except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
+            except (msgspec.MsgspecError, ValueError, RecursionError, InvalidRequest) as error:
                 raise InvalidJournal(f"line {self.line}: {error}") from error
             yield record
 

@@ -53,6 +53,11 @@ Item = Snapshot | Begun | Done | Broke | Request | records.Abort | records.Limit
 """What the engine's thread hands over."""
 
 
+def weight(item: Item) -> int:
+    """What it costs to remember an item, roughly in tokens. Requests and plans are remembered elsewhere, too."""
+    return 16 + len(item.result.tokens) if type(item) is Done and item.result is not None else 1
+
+
 class Transcript:
     """Lines of one process's segments. With a disguise, none of them shows a prompt or an answer."""
 

@@ -26,14 +26,14 @@ from chairlift.journal import records
 from chairlift.journal.disguise import Disguise
 from chairlift.journal.options import JournalOptions
 from chairlift.journal.segments import SegmentFiles
-from chairlift.journal.transcript import Begun, Broke, Done, Item, Snapshot, Transcript, joins_of
+from chairlift.journal.transcript import Begun, Broke, Done, Item, Snapshot, Transcript, joins_of, weight
 
 POLL_S = 0.2
 """How long a line may wait for the disk. Nobody is woken for it: that would cost the engine more than the line."""
 RETRY_S = 10.0
 """How long a disk that could not be written is left alone."""
-CAPACITY = 4096
-"""Most items that wait to be written: two a step."""
+CAPACITY = 1 << 18
+"""Most that waits to be written, in weights of items: some minutes of a disk that does not answer."""
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -68,6 +68,8 @@ class Journal:
 
         # The engine's thread's.
         self._scheduler: Scheduler | None = None
+        self._num_put = 0
+        """Weight of all items so far."""
         self._roots: set[bytes] = set()
         """Roots of prefix keys by which the index may be entered."""
         self._lost = False
@@ -78,6 +80,8 @@ class Journal:
         self._wanted = False
 
         # The writer's thread's.
+        self._num_taken = 0
+        """Weight of all items taken out so far."""
         self._open = False
         """Whether a segment is open; what comes otherwise is dropped until the next snapshot."""
         self._gap = False
@@ -137,14 +141,19 @@ class Journal:
     def _put(self, item: Item) -> None:
         if self._lost:
             return
-        if len(self._queue) < self._capacity:
+        if self._num_waiting < self._capacity:
+            self._num_put += weight(item)
             self._queue.append(item)
         else:
             self._lost = True
 
+    @property
+    def _num_waiting(self) -> int:
+        return self._num_put - self._num_taken
+
     def _renew(self) -> None:
         """No step is in flight: a new segment may begin, unless the writer still has much to do."""
-        if self._broken or (self._lost and len(self._queue) > self._capacity // 2):
+        if self._broken or (self._lost and self._num_waiting > self._capacity // 2):
             return
         gap, self._lost, self._wanted = self._lost, False, False
         try:
@@ -160,7 +169,9 @@ class Journal:
             return
         if self._options.digest:
             self._roots = forget_unreachable(scheduler, self._roots)
-        self._queue.append(Snapshot(capture(scheduler), gap))
+        snapshot = Snapshot(capture(scheduler), gap)
+        self._num_put += weight(snapshot)
+        self._queue.append(snapshot)
 
     # ------------------------------------------------------------ the writer's thread
 
@@ -189,6 +200,7 @@ class Journal:
         queue = self._queue
         while queue:
             item = queue.popleft()
+            self._num_taken += weight(item)
             if isinstance(item, Snapshot):
                 self._flush(lines)
                 self._begin_segment(item)

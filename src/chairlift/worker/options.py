@@ -128,7 +128,7 @@ class EngineOptions:
             enable_chunked_prefill=self.enable_chunked_prefill,
             prefill_first=self.prefill_first,
             scheduling_policy=self.scheduling_policy,
-            weights=self.tenant_weights,
+            weights=dict(self.tenant_weights),
             priority_ageing_s=self.priority_ageing_s,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             watermark=self.watermark,
