@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal, get_args
+from typing import get_args
 
 from chairlift.core.policy import BatchingName, Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, StepOutput, StepPlan
 from chairlift.metrics.latency import e2e, ttft
+from chairlift.sim.cost.seed import LESSON
 from chairlift.sim.replica import Replica
 from chairlift.sim.result import Result
 from chairlift.sim.router import RoundRobin
@@ -26,31 +27,10 @@ BLOCK_SIZE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingCost:
-    """Seconds of a step that reads all weights once, and the keys and values of every row.
-
-    A row reads all its tokens, the one being fed too. Prompts are read like contexts, so that a prompt costs its
-    first step no more than a decode of that length: prefill is folded into it. A row that is held to the end of its
-    batch goes on reading.
-    """
-
-    weights_s: float
-    token_s: float
-
-    def __call__(self, plan: StepPlan) -> float:
-        num_rows = len(plan.decodes) + len(plan.fillers)
-        return self.weights_s + (plan.num_context_tokens + num_rows + plan.num_chunk_tokens) * self.token_s
-
-
-H100_LLAMA_3_8B = ReadingCost(weights_s=4.48e-3, token_s=131072 / 3.35e12)
-"""15.0 GB of weights and 128 KiB for each cached token, at 3.35 TB/s."""
-
-
-@dataclass(frozen=True, slots=True)
 class LessonTraffic:
     """Poisson arrivals and log-normal answers, clipped, all drawn from one random stream; prompts of one length.
 
-    With `output_tokens` all answers have that length.
+    With `output_tokens` all answers have that length, and nothing is drawn for them.
     """
 
     num_requests: int = 3000
@@ -67,10 +47,13 @@ class LessonTraffic:
         now, prompt = 0.0, blocks(Part(1, 1, self.prompt_tokens))
         for _ in range(self.num_requests):
             now += random.expovariate(rate)
-            length = int(math.exp(random.gauss(self.output_log_mean, self.output_log_sigma)))
-            if self.output_tokens is not None:
-                length = self.output_tokens
-            yield Asked(arrival=now, prompt=prompt, num_output=min(max(length, 1), self.output_max))
+            yield Asked(arrival=now, prompt=prompt, num_output=self._length(random))
+
+    def _length(self, random: Random) -> int:
+        if self.output_tokens is not None:
+            return self.output_tokens
+        length = int(math.exp(random.gauss(self.output_log_mean, self.output_log_sigma)))
+        return min(max(length, 1), self.output_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +100,7 @@ class Lesson:
                 enable_prefix_caching=False,
                 policy=policy,
             ),
-            H100_LLAMA_3_8B,
+            LESSON,
         )
         return self._row(rate, batching, simulate(self.traffic.asked(rate), [replica], RoundRobin()))
 
@@ -158,9 +141,7 @@ class Lesson:
         return f"arrivals {rate:.0f}/s (demand {rate * sum(lengths) / len(lengths):.0f} tok/s)"
 
 
-COLUMNS = (
-    f"{'policy':<11}{'tok/s':>8}{'slot use':>10}{'TTFT p50':>10}{'TTFT p99':>10}{'e2e p50':>9}{'e2e p99':>9}"
-)
+COLUMNS = f"{'policy':<11}{'tok/s':>8}{'slot use':>10}{'TTFT p50':>10}{'TTFT p99':>10}{'e2e p50':>9}{'e2e p99':>9}"
 
 
 def lesson_line(row: LessonRow) -> str:

@@ -5,23 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from chairlift.core.engine import Recorder
 from chairlift.core.errors import ChairliftError
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
+from chairlift.sim.cost.model import CostModel
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
-
-
-class CostModel(Protocol):
-    """How long steps take."""
-
-    def __call__(self, plan: StepPlan, /) -> float:
-        """Seconds that the device needs for this step. Called once for each step, in order."""
-        ...
-
 
 StepListener = Callable[[StepPlan, StepOutput, float, float], None]
 """Hears of every step that ended: plan, output, when it began and ended."""

@@ -83,9 +83,7 @@ class Result:
     @property
     def inter_token_latencies(self) -> Counted:
         """All gaps between tokens of an answer, of all answers, in seconds."""
-        return Counted(
-            pair for r in self.replicas for pair in zip(r.ledger.gaps, r.ledger.gap_counts, strict=True)
-        )
+        return Counted(pair for r in self.replicas for pair in zip(r.ledger.gaps, r.ledger.gap_counts, strict=True))
 
     def token_times(self, served: Served, choice: int = 0) -> list[float]:
         """When the tokens of an answer that is over came, ascending, in seconds."""

@@ -1,7 +1,7 @@
 """What is asked of a simulated fleet: requests with a time, a length, and what their prompts have in common.
 
-A workload is an iterable of `Asked` in the order of arrival. It may be endless and is read as the clock gets there. What
-somebody asks after an answer (the next turn of a session, after a time to think) hangs at `Asked.follow`.
+A workload is an iterable of `Asked` in the order of arrival. It may be endless and is read as the clock gets there.
+What somebody asks after an answer (the next turn of a session, after a time to think) hangs at `Asked.follow`.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def blocks(*parts: Part) -> Blocks:
 
 
 class Contents:
-    """Gives out numbers of contents that nothing else has."""
+    """Gives out numbers of contents that nothing else has, from `first` on."""
 
-    def __init__(self) -> None:
-        self._next = 1
+    def __init__(self, first: int = 1) -> None:
+        self._next = first
 
     def take(self, count: int = 1) -> int:
         """The first of `count` numbers in a row.
