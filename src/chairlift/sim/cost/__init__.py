@@ -1,10 +1,10 @@
 """How long a step takes: cost models.
 
-    SeedRoofline       weights and cached tokens over one bandwidth, nothing else
-    smooth_roofline    a device of a table and a model's shape, with priors instead of measurements
-    SmoothCost         the form both have in common with what is fitted (`sim/calibrate`)
-    NoisyCost          any of them, each step multiplied by seeded noise
-    WatchedCost        any of them, with a warning outside of what was measured
+SeedRoofline       weights and cached tokens over one bandwidth, nothing else
+smooth_roofline    a device of a table and a model's shape, with priors instead of measurements
+SmoothCost         the form both have in common with what is fitted (`sim/calibrate`)
+NoisyCost          any of them, each step multiplied by seeded noise
+WatchedCost        any of them, with a warning outside of what was measured
 """
 
 from chairlift.sim.cost.hardware import DEVICES, Device, device_named

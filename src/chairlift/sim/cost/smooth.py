@@ -32,7 +32,7 @@ class RowCosts:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCosts:
-    """Seconds of the chunks of a step: for each, for each token, for each pair of tokens within a chunk (half of the
+    """Seconds of the chunks of a step: for each after the first, for each token, for each pair of tokens within a chunk (half of the
     square of its tokens), for each cached token before one, and for each pair of those with the chunk's tokens.
 
     Tokens of a chunk are taken by the `tile` in the last of these.
@@ -47,7 +47,7 @@ class ChunkCosts:
 
     def seconds(self, sums: ChunkSums) -> float:
         return (
-            self.chunk_s * sums.num_chunks
+            self.chunk_s * (sums.num_chunks - 1)
             + self.token_s * sums.num_tokens
             + self.half_square_s * (0.5 * sums.square)
             + self.prefix_token_s * sums.prefix_tokens
@@ -112,8 +112,9 @@ class SmoothCost:
     def body_s(self, num_tokens: int) -> float:
         """Seconds of everything that is done to each token alike: the multiplications by the weights."""
         c = self.coefficients
-        m = padded(num_tokens, c.token_sizes)
-        return float((c.weights_s**c.power + (c.token_s * m) ** c.power) ** (1.0 / c.power))
+        compute_s = c.token_s * padded(num_tokens, c.token_sizes)
+        large, small = (compute_s, c.weights_s) if compute_s > c.weights_s else (c.weights_s, compute_s)
+        return large * float((1.0 + (small / large) ** c.power) ** (1.0 / c.power)) if small > 0.0 else large
 
     def with_host(self, host: HostCosts) -> SmoothCost:
         """The same device, driven by another host."""
