@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, overload
@@ -139,10 +139,23 @@ def latencies(result: Result, percents: Sequence[float] = PERCENTS) -> dict[str,
     return found
 
 
-def figures(result: Result, percents: Sequence[float] = PERCENTS) -> dict[str, Any]:
+def is_good(served: Served, limits_ms: Mapping[str, float]) -> bool:
+    """Whether a request was completed and kept every limit, by the names `ttft`, `tpot` and `e2el`.
+
+    An answer of a single token has no TPOT, and so keeps any.
+    """
+    seconds = {"ttft": ttft_s(served), "tpot": max(tpots_s(served), default=0.0), "e2el": e2e_s(served)}
+    return is_completed(served) and all(
+        (value := seconds[name]) is not None and value * 1e3 <= limit for name, limit in limits_ms.items()
+    )
+
+
+def figures(
+    result: Result, percents: Sequence[float] = PERCENTS, limits_ms: Mapping[str, float] | None = None
+) -> dict[str, Any]:
     """A run as plain data, with the names that `vllm bench serve --save-result` uses where it has them.
 
-    Latencies are in milliseconds.
+    Latencies are in milliseconds. With limits there is a goodput: good requests a second, and their share of all.
     """
     completed, duration_s = result.completed, result.duration_s
     num_input = sum(served.asked.prompt.num_tokens for served in completed)
@@ -180,6 +193,10 @@ def figures(result: Result, percents: Sequence[float] = PERCENTS) -> dict[str, A
         values[f"std_{name}_ms"] = summary.std * 1e3
         for percent, value in summary.percentiles.items():
             values[f"p{percent:g}_{name}_ms"] = value * 1e3
+    if limits_ms:
+        num_good = sum(is_good(served, limits_ms) for served in result.served)
+        values["goodput"] = per_s(num_good)
+        values["good_share"] = num_good / len(result.served) if result.served else 0.0
     values["replicas"] = [_replica_figures(replica, result) for replica in result.replicas]
     values["tenants"] = _tenant_figures(completed, duration_s, percents)
     return values
