@@ -30,6 +30,7 @@ Floats = NDArray[np.float64]
 POWERS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 MAX_POWER = 8.0
 TILES = (1, 16, 64)
+DEFAULT_TILE = 64
 FEW_STEPS = 12
 """So few steps of a regime say nothing about its coefficients."""
 OUTLIER = 3.0
@@ -71,8 +72,8 @@ def fit(
 ) -> SmoothCost:
     """The coefficients that fit the steps best; those that no step tells anything about are the prior's.
 
-    `token_sizes` are those that the executor pads steps to. Without a prior, decodes beside chunks cost what decodes
-    alone do where no mixed steps were measured.
+    `token_sizes` are those that the executor pads steps to. Without a prior, what was not measured is taken to cost
+    what is most like it: decodes beside chunks what decodes alone do, cached tokens before a chunk what its own do.
 
     Raises:
         InvalidOption: too few steps.
@@ -90,6 +91,8 @@ def fit(
     if best is None:
         raise InvalidOption("nothing to fit")
     coefficients = best[1]
+    if prior is None and not any(start for step in steps for start, _, _ in step.shape.chunks):
+        coefficients = replace(coefficients, chunks=_like_their_own(coefficients))
     table = _table_of(steps, token_sizes, coefficients.chunks.tile)
     coefficients = replace(coefficients, mixed=_fit_mixed(table, coefficients, prior))
     return SmoothCost(replace(coefficients, host=_fit_host(steps)))
@@ -148,6 +151,13 @@ def _fit_body(
 def _chunk_costs(values: Sequence[float], tile: int) -> ChunkCosts:
     chunk_s, token_s, half_square_s, prefix_token_s, tile_pair_s = values
     return ChunkCosts(chunk_s, token_s, half_square_s, prefix_token_s, tile_pair_s, tile)
+
+
+def _like_their_own(c: Coefficients) -> ChunkCosts:
+    """Where no chunk had a cached token before it, pairs with those are taken to cost what pairs within a chunk do, and
+    reading them what it costs a decode."""
+    chunks = c.chunks
+    return replace(chunks, prefix_token_s=c.decode.context_token_s, tile_pair_s=chunks.half_square_s, tile=DEFAULT_TILE)
 
 
 def _solve(

@@ -20,6 +20,10 @@ from chairlift.sim.cost.shape import REGIMES, Regime, StepShape, shape_of
 REPEATS = 3
 """Steps of each shape."""
 MAX_CHUNKS = 4
+MAX_MEAN_CONTEXT = 512
+"""Tokens for each sequence there may be: long contexts of all at once would take most of the time."""
+ROWS_SHARE = 0.7
+"""Of the cache, for rows that decode; the rest is for chunks."""
 LONG_CHUNK_SHARE = 0.25
 """Of the shapes with chunks: how many use all of the token budget, as full steps do."""
 
@@ -40,8 +44,9 @@ class Rig:
 
     @property
     def num_cache_tokens(self) -> int:
-        """Tokens of context that a sweep reaches, all rows together."""
-        return self.cache_shape.num_blocks * self.cache_shape.block_size
+        """Tokens of the cache that a sweep uses."""
+        whole = self.cache_shape.num_blocks * self.cache_shape.block_size
+        return min(whole, max(self.limits.max_num_seqs * MAX_MEAN_CONTEXT, 2 * self.limits.max_model_len))
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ class Wanted:
 def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -> Iterator[Measured]:
     """Steps of shapes drawn at random, for so many seconds. `group` numbers the shapes, each of `REPEATS` steps."""
     driver = _Driver(rig, Random(seed))
-    driver.touch(min(rig.num_cache_tokens, 2 * rig.limits.max_num_seqs * 256))
+    driver.touch(rig.num_cache_tokens)
     ends = rig.clock() + seconds
     try:
         for group, wanted in enumerate(shapes(rig, seed, max_context)):
@@ -71,25 +76,30 @@ def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -
 
 
 def shapes(rig: Rig, seed: int, max_context: int) -> Iterator[Wanted]:
-    """Shapes without an end: the regimes in turn, sizes evenly over their logarithms, within what fits."""
+    """Shapes without an end: the regimes in turn, the fullest steps first, then sizes evenly over their logarithms."""
     random = Random(seed)
     limits = rig.limits
     longest = max(1, min(max_context, limits.max_model_len - REPEATS - 1))
+    regimes = REGIMES if min(limits.max_num_seqs, limits.max_num_batched_tokens) > 1 else REGIMES[:2]
     for number in count():
-        regime = REGIMES[number % len(REGIMES)]
-        num_rows = 0 if regime == "prefill" else _draw(random, 1, limits.max_num_seqs - (regime == "mixed"))
-        contexts = _contexts(random, rig, num_rows, longest)
+        regime = regimes[number % len(regimes)]
+        most = 0 if regime == "prefill" else min(limits.max_num_seqs, limits.max_num_batched_tokens)
+        most -= regime == "mixed"
+        fullest = number < len(regimes)
+        num_rows = most if fullest or not most else _draw(random, 1, most)
+        contexts = _contexts(random, rig, num_rows, longest, fullest)
         yield Wanted(contexts, _chunks(random, rig, regime, contexts, longest))
 
 
-def _contexts(random: Random, rig: Rig, num_rows: int, longest: int) -> tuple[int, ...]:
-    """Of rows around a mean that is drawn: half to one and a half times as long."""
-    if not num_rows:
+def _contexts(random: Random, rig: Rig, num_rows: int, longest: int, fullest: bool) -> tuple[int, ...]:
+    """Of rows around a mean that is drawn, or is the longest that fits: a quarter shorter to a quarter longer."""
+    if num_rows < 1:
         return ()
     block = rig.cache_shape.block_size
-    most = min(longest, max(1, rig.num_cache_tokens * 2 // 5 // num_rows - 2 * block))
-    mean = _draw(random, 1, max(1, most * 2 // 3))
-    return tuple(max(1, min(most, round(mean * random.uniform(0.5, 1.5)))) for _ in range(num_rows))
+    most_mean = max(1, int(rig.num_cache_tokens * ROWS_SHARE) // num_rows - 2 * block)
+    most = min(longest, most_mean * 5 // 4)
+    mean = min(longest, most_mean) if fullest else _draw(random, 1, min(longest, most_mean))
+    return tuple(max(1, min(most, round(mean * random.uniform(0.75, 1.25)))) for _ in range(num_rows))
 
 
 def _chunks(

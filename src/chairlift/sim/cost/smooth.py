@@ -32,8 +32,8 @@ class RowCosts:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCosts:
-    """Seconds of the chunks of a step: for each after the first, for each token, for each pair of tokens within a chunk (half of the
-    square of its tokens), for each cached token before one, and for each pair of those with the chunk's tokens.
+    """Seconds of the chunks of a step: for each after the first, for each token, for each pair of tokens within a chunk
+    (half of the square of its tokens), for each cached token before one, and for each pair of those with its tokens.
 
     Tokens of a chunk are taken by the `tile` in the last of these.
     """
