@@ -220,6 +220,12 @@ class Scheduler:
         """Whether there is a live request, or an ending nobody has taken yet."""
         return bool(self._live) or bool(self._ended.finishes)
 
+    def in_flight(self) -> list[tuple[Request, int, int]]:
+        """(request, choice, slot) of every sequence that is not over; the slot is -1 for those without a row."""
+        return [
+            (s.request, s.choice, s.slot if s.joined else -1) for sequences in self._live.values() for s in sequences
+        ]
+
     def wake_at(self) -> float | None:
         """When to call `schedule` again after it had nothing to compute, if nothing else happens; None: no need to."""
         times = [when for when in (self._deadlines.next, self._planner.opens_at) if when is not None]

@@ -2,60 +2,19 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, overload
+from typing import Any
 
 from chairlift.core.types import Finish, FinishReason
-from chairlift.metrics.latency import Summary, e2e, percentile, summarize, tpot, ttft
+from chairlift.metrics.counted import Counted
+from chairlift.metrics.latency import Summary, e2e, summarize, tpot, ttft
 from chairlift.sim.replica import Replica
 from chairlift.sim.served import Served, token_times
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0)
 LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 """Names of latencies, as benchmarks write them."""
-
-
-class Counted(Sequence[float]):
-    """Ascending values that come many times each, as if they were written out."""
-
-    def __init__(self, values: Iterable[tuple[float, int]]) -> None:
-        pairs = sorted(values)
-        self.values = [value for value, _ in pairs]
-        self.counts = [count for _, count in pairs]
-        self._ends = list(accumulate(self.counts))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> float: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[float]: ...
-
-    def __getitem__(self, index: int | slice) -> float | Sequence[float]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        return self.values[bisect_right(self._ends, index % len(self))]
-
-    def __iter__(self) -> Iterator[float]:
-        for value, count in zip(self.values, self.counts, strict=True):
-            for _ in range(count):
-                yield value
-
-    def summary(self, percents: Sequence[float]) -> Summary | None:
-        """Mean, median, deviation and percentiles; None if there are no values."""
-        num = len(self)
-        if not num:
-            return None
-        mean = sum(value * count for value, count in zip(self.values, self.counts, strict=True)) / num
-        square = sum((value - mean) ** 2 * count for value, count in zip(self.values, self.counts, strict=True)) / num
-        return Summary(mean, percentile(self, 50.0), square**0.5, {p: percentile(self, p) for p in percents})
 
 
 @dataclass(slots=True)
