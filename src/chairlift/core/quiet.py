@@ -39,10 +39,22 @@ def quiet_steps(scheduler: Scheduler, token: int) -> int:
     return _affordable(scheduler, rows, num_steps) if num_steps > 0 else 0
 
 
+def quiet_rows(scheduler: Scheduler) -> tuple[int, int, int]:
+    """What the next step computes if it is quiet: decoding rows, fillers, and the cached tokens that both read.
+
+    In the one after it, every decoding row reads one token more.
+    """
+    running = scheduler._running
+    num_context_tokens = running.num_context_tokens + running.num_filler_tokens
+    return len(running.decoding), len(running.fillers), num_context_tokens
+
+
 def next_decision_at(scheduler: Scheduler) -> float | None:
-    """The first point in time at which something is decided for its own sake: a deadline, or somebody ages."""
-    times = [when for when in (scheduler._deadlines.next, scheduler._waiting.next_due) if when is not None]
-    return min(times, default=None)
+    """The first point in time at which something is decided for its own sake: a deadline.
+
+    Who waits may age meanwhile, but that is looked at only when somebody could join.
+    """
+    return scheduler._deadlines.next
 
 
 def advance(scheduler: Scheduler, token: int, begins: Seq[float]) -> None:

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from chairlift.core.engine import Recorder
 from chairlift.core.errors import ChairliftError
+from chairlift.core.quiet import advance, next_decision_at, quiet_rows, quiet_steps
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
-from chairlift.sim.cost.model import CostModel
+from chairlift.sim.cost.model import CostModel, LineModel
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
+
+MIN_SKIPPED = 3
+"""Fewer steps are taken one by one: looking whether they are quiet costs as much."""
 
 StepListener = Callable[[StepPlan, StepOutput, float, float], None]
 """Hears of every step that ended: plan, output, when it began and ended."""
@@ -62,6 +66,10 @@ class Replica:
         self._served: dict[int, Served] = {}
         self._plan: StepPlan | None = None
         self._begun = 0.0
+        self._last_s = 0.0
+        self._line = cost if isinstance(cost, LineModel) else None
+        self._skips = recorder is None and on_step is None
+        """Whether nobody wants to hear of every single step."""
 
     def add(self, request: Request, served: Served) -> bool:
         """Queue a request. False if the scheduler refuses it, which is then noted in `served`."""
@@ -85,6 +93,48 @@ class Replica:
             self._recorder.on_close()
         self.scheduler.close()
 
+    def skip(self, now: float, bound: float) -> float:
+        """Take at once the steps from now on in which nothing is decided and which end before `bound`, in seconds.
+
+        Gives when the last of them ended. What they leave behind is what one after the other would.
+        """
+        if not self._skips or bound - now < MIN_SKIPPED * self._last_s:
+            return now
+        most = quiet_steps(self.scheduler, ANSWER_TOKEN)
+        if most < MIN_SKIPPED:
+            return now
+        decision = next_decision_at(self.scheduler)
+        bound = bound if decision is None else min(bound, decision)
+        num_rows, num_fillers, num_context_tokens = quiet_rows(self.scheduler)
+        line = self._line.decode_line(num_rows + num_fillers) if self._line is not None else None
+        if line is None:
+            return now
+        begins: list[float] = []
+        ends: list[float] = []
+        for _ in range(most):
+            end = now + line.seconds(num_context_tokens)
+            if not end < bound:
+                break
+            begins.append(now)
+            ends.append(end)
+            now = end
+            num_context_tokens += num_rows
+        if begins:
+            advance(self.scheduler, ANSWER_TOKEN, begins)
+            self._note_skipped(begins, ends, num_rows, num_fillers)
+        return now
+
+    def _note_skipped(self, begins: list[float], ends: list[float], num_rows: int, num_fillers: int) -> None:
+        self.ledger.decodes(num_rows, ends)
+        tally, num_steps = self.tally, len(begins)
+        tally.num_steps += num_steps
+        for begin, end in zip(begins, ends, strict=True):  # one by one, as sums of floats depend on it
+            tally.busy_s += end - begin
+        tally.num_rows += num_steps * num_rows
+        tally.num_filler_rows += num_steps * num_fillers
+        tally.num_decode_tokens += num_steps * num_rows
+        tally.most_running = max(tally.most_running, num_rows)
+
     def begin(self, now: float) -> float | None:
         """Plan a step and start it: when it will be over. None if there is nothing to compute.
 
@@ -99,7 +149,7 @@ class Replica:
         cost_s = self._cost(plan)
         if not 0.0 <= cost_s < math.inf:
             raise ValueError(f"the cost model says that a step takes {cost_s} s")
-        self._plan, self._begun, self.is_busy = plan, now, True
+        self._plan, self._begun, self._last_s, self.is_busy = plan, now, cost_s, True
         return now + cost_s
 
     def finish(self, now: float) -> list[Served]:

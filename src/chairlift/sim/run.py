@@ -52,7 +52,9 @@ class Simulation:
         self._maker = RequestMaker()
         self._num_to_come = 0
         """Arrivals on the heap, and answers that somebody may ask on after."""
-        self._exhausted = False
+        self._next_arrival = math.inf
+        """Of the workload; infinite when it is exhausted."""
+        self._until = math.inf
         self._closed = False
         self._wakes: list[float] = [math.inf] * len(replicas)
         self._read_arrival()
@@ -72,6 +74,7 @@ class Simulation:
             RuntimeError: there is work, and nothing will ever be done about it.
         """
         events = self._events
+        self._until = until
         num_moments = 0
         while (now := events.next_at) <= until:
             if now == math.inf:
@@ -80,7 +83,7 @@ class Simulation:
             awake: set[int] = set()
             while events.next_at == now:
                 self._hear(awake)
-            if not self._closed and self._exhausted and not self._num_to_come:
+            if not self._num_to_come and not self._closed:
                 self._closed = True
                 for replica in self.replicas:
                     replica.close()
@@ -107,9 +110,10 @@ class Simulation:
         """Put the next arrival of the workload on the heap."""
         asked = next(self._arrivals, None)
         if asked is None:
-            self._exhausted = True
+            self._next_arrival = math.inf
             return
         self._num_to_come += 1
+        self._next_arrival = asked.arrival
         self._events.push(asked.arrival, Rank.ARRIVAL, asked)
 
     def _arrive(self, asked: Asked, awake: set[int]) -> None:
@@ -142,6 +146,7 @@ class Simulation:
         replica = self.replicas[index]
         if replica.is_busy:
             return
+        now = replica.skip(now, self._undisturbed_until())
         end = replica.begin(now)
         if end is not None:
             self._events.push(end, Rank.STEP_END, index)
@@ -155,6 +160,15 @@ class Simulation:
         if wake != self._wakes[index]:
             self._wakes[index] = wake
             self._events.push(wake, Rank.WAKE, index)
+
+    def _undisturbed_until(self) -> float:
+        """Before then nothing happens that an engine could hear of, other than what it does itself.
+
+        Where nobody waits for an answer to ask on, that is the next arrival, whatever other engines do meanwhile.
+        """
+        num_arrivals = 1 if self._next_arrival < math.inf else 0
+        heard = self._next_arrival if self._num_to_come == num_arrivals else self._events.next_at
+        return min(self._until, heard)
 
     def _check_all_over(self) -> None:
         for replica in self.replicas:
