@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from chairlift.cli.options import add_config_flag
+from chairlift.cli.report import SimulationRecord, add_window_flags, slots_window, write_page
 from chairlift.cli.results import check_path, write_json
 from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_setups
 from chairlift.cli.sim_workload_flags import add_workload_flags, workload
@@ -66,6 +67,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there")
     group.add_argument("--requests-jsonl", type=Path, metavar="FILE", help="write a line for each request there")
     group.add_argument("--token-times", action="store_true", help="with the time of each token in those lines")
+    group.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures there")
+    add_window_flags(group)
     group.add_argument("--disable-tqdm", action="store_true", help="no progress line")
     add_config_flag(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -77,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InvalidOption: flags that make no sense.
     """
-    for path in (arguments.output_json, arguments.requests_jsonl):
+    for path in (arguments.output_json, arguments.requests_jsonl, arguments.report):
         check_path(path)
     if arguments.preset is not None:
         return _run_preset(arguments)
@@ -89,7 +92,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     percents = _numbers("--percentiles", arguments.percentiles)
     limits_ms = dict(map(_limit, arguments.goodput or ()))
-    fleet = make_fleet(engine_setups(arguments), arguments.seed or 0)
+    record = None if arguments.report is None else SimulationRecord(slots_window(arguments))
+    follow = None if record is None else record.follow
+    fleet = make_fleet(engine_setups(arguments), arguments.seed or 0, follow)
     simulation = Simulation(workload(arguments), fleet, make_router(arguments.router))
     progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
     begun = time.monotonic()
@@ -105,6 +110,8 @@ def run(arguments: argparse.Namespace) -> int:
         write_json(arguments.output_json, values)
     if arguments.requests_jsonl is not None:
         _write_requests(arguments.requests_jsonl, result, with_times=arguments.token_times)
+    if record is not None:
+        write_page(arguments.report, [record.picture(arguments.report.stem, result)])
     return 0
 
 

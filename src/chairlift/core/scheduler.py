@@ -220,10 +220,12 @@ class Scheduler:
         """Whether there is a live request, or an ending nobody has taken yet."""
         return bool(self._live) or bool(self._ended.finishes)
 
-    def in_flight(self) -> list[tuple[Request, int, int]]:
-        """(request, choice, slot) of every sequence that is not over; the slot is -1 for those without a row."""
+    def in_flight(self) -> list[tuple[Request, int, int, bool]]:
+        """(request, choice, slot, whether it decodes) of every sequence that is not over; -1 for those without a row."""
         return [
-            (s.request, s.choice, s.slot if s.joined else -1) for sequences in self._live.values() for s in sequences
+            (s.request, s.choice, s.slot if s.joined else -1, s.state is State.DECODING)
+            for sequences in self._live.values()
+            for s in sequences
         ]
 
     def wake_at(self) -> float | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from chairlift.core.engine import Recorder
+from chairlift.core.engine import Observer, Recorder
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits
@@ -13,6 +13,10 @@ from chairlift.sim.cost.model import CostModel
 from chairlift.sim.cost.noise import NoisyCost
 from chairlift.sim.replica import Replica, StepListener
 from chairlift.sim.workload import VOCAB_SIZE
+
+
+Follow = Callable[[str, Scheduler], Observer]
+"""Makes who hears of every step of an engine, given its name and scheduler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,11 @@ class EngineSetup:
         )
 
 
-def make_fleet(setups: Sequence[EngineSetup], seed: int = 0) -> list[Replica]:
-    """One engine of each setup, named by its place, each with noise of its own."""
-    return [setup.replica(f"engine-{i}", noise_seed=(seed << 16) + i) for i, setup in enumerate(setups)]
+def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
+    """One engine of each setup, named by its place, each with noise of its own; `follow` says who hears of its steps."""
+    fleet = []
+    for i, setup in enumerate(setups):
+        name, scheduler = f"engine-{i}", setup.scheduler()
+        on_step = None if follow is None else follow(name, scheduler).on_step
+        fleet.append(setup.replica(name, noise_seed=(seed << 16) + i, on_step=on_step, scheduler=scheduler))
+    return fleet
