@@ -261,5 +261,5 @@ def test_the_host_does_not_count_where_no_gap_was_seen() -> None:
     busy = [replace(step, gap_s=0.01, group=step.group + 1000) for step in steps_by(TRUTH, drawn_shapes(400, 2))]
     calibration = calibrate([*device, *busy])
     host = calibration.coefficients.host
-    assert (host.step_s, host.row_s) == (pytest.approx(0.01), pytest.approx(0.0, abs=1e-9))
+    assert host.step_s == pytest.approx(0.01) and host.row_s == pytest.approx(0.0, abs=1e-9)
     assert max(error.mean for error in calibration.errors.values()) < 0.01

@@ -147,7 +147,7 @@ def test_a_journal_tells_the_steps_that_there_were(recorded: tuple[list[Measured
     assert [step.shape for step in read] == [step.shape for step in steps]
     assert [step.step_s for step in read] == [step.step_s for step in steps]
     assert [step.gap_s for step in read] == pytest.approx([step.gap_s for step in steps])
-    assert read[0].group == 7 and read[-1].group == 7 + (len(read) - 1) // 64
+    assert read[0].group == 7 and read[-1].group == 7 + (len(read) - 1) // 16
 
 
 def test_a_pause_is_no_gap(recorded: tuple[list[Measured], Path]) -> None:

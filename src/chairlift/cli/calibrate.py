@@ -28,6 +28,8 @@ SWEEP_SHARE = 0.7
 """Of the time; the rest is traffic through the scheduler."""
 DEFAULT_SECONDS = 60.0
 MIN_SECONDS = 1.0
+STRANGE_NOISE = 0.15
+STRANGE_ERROR = 0.15
 ENGINE_FIELDS = (
     "model",
     "dtype",
@@ -109,8 +111,23 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise InvalidOption(f"cannot write {arguments.output}: {error.strerror or error}") from error
     print(summary(calibration))
+    for doubt in doubts(calibration):
+        print(f"chairlift: {doubt}", file=sys.stderr)
     print(f"Calibration written to {arguments.output}", file=sys.stderr)
     return 0
+
+
+def doubts(calibration: Calibration) -> list[str]:
+    """Why it should not be trusted, a sentence each."""
+    sentences = []
+    if calibration.noise > STRANGE_NOISE:
+        sentences.append(f"steps of one shape differ by {calibration.noise:.0%}: something else used this machine")
+    sentences += [
+        f"{regime} steps: {error.mean:.0%} off on average" if error else f"{regime} steps were not checked: too few"
+        for regime in ("decode", "prefill", "mixed")
+        if (error := calibration.errors.get(regime)) is None or error.mean > STRANGE_ERROR
+    ]
+    return sentences
 
 
 def summary(calibration: Calibration) -> str:

@@ -47,6 +47,14 @@ class Calibration:
     engine: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
     """Options of the engine that was measured, by name."""
 
+    @property
+    def num_cache_tokens(self) -> int | None:
+        """Tokens that the cache of the measured engine held; None if the file does not tell."""
+        num_blocks, block_size = self.engine.get("num_blocks"), self.engine.get("block_size")
+        if type(num_blocks) is int and type(block_size) is int:
+            return num_blocks * block_size
+        return None
+
     def cost(self, warn: Callable[[str], None], *, noise_seed: int | None = None) -> CostModel:
         """The model, which warns outside of what was measured; with a seed, steps vary as they did."""
         watched = WatchedCost(SmoothCost(self.coefficients), self.spans, warn)

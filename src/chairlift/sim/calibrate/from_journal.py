@@ -11,7 +11,7 @@ from chairlift.journal import records
 from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.cost.shape import StepShape
 
-GROUP_STEPS = 64
+GROUP_STEPS = 16
 """Steps in a row that are kept together when some are held out: neighbours are nearly repeats."""
 
 

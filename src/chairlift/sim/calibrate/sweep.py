@@ -19,6 +19,10 @@ from chairlift.sim.cost.shape import REGIMES, Regime, StepShape, shape_of
 
 REPEATS = 3
 """Steps of each shape."""
+MIN_SHAPES = 48
+"""A dozen of each regime for the fit, and as many as a quarter of these to check it."""
+MOST_TIMES_LONGER = 3.0
+"""How much longer than told a sweep may take to get that many."""
 MAX_CHUNKS = 4
 MAX_MEAN_CONTEXT = 512
 """Tokens for each sequence there may be: long contexts of all at once would take most of the time."""
@@ -58,13 +62,17 @@ class Wanted:
 
 
 def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -> Iterator[Measured]:
-    """Steps of shapes drawn at random, for so many seconds. `group` numbers the shapes, each of `REPEATS` steps."""
+    """Steps of shapes drawn at random, for so many seconds, and longer where these were too few to fit anything.
+
+    `group` numbers the shapes, each of `REPEATS` steps.
+    """
     driver = _Driver(rig, Random(seed))
     driver.touch(rig.num_cache_tokens)
     ends = rig.clock() + seconds
     try:
         for group, wanted in enumerate(shapes(rig, seed, max_context)):
-            if rig.clock() >= ends and group >= 4 * len(REGIMES):
+            now = rig.clock()
+            if now >= ends and (group >= MIN_SHAPES or now >= ends + MOST_TIMES_LONGER * seconds):
                 return
             for shape, step_s in driver.measure(wanted):
                 yield Measured(shape, step_s, group=group)
