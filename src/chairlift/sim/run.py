@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+from chairlift.core.errors import InvalidOption
 from chairlift.sim.events import Events, Rank
 from chairlift.sim.replica import Replica
 from chairlift.sim.result import Result
@@ -71,6 +72,7 @@ class Simulation:
         """Go on until all is over, or the clock has come to `until`.
 
         Raises:
+            InvalidOption: a static batch can never be full.
             RuntimeError: there is work, and nothing will ever be done about it.
         """
         events = self._events
@@ -172,5 +174,11 @@ class Simulation:
 
     def _check_all_over(self) -> None:
         for replica in self.replicas:
-            if replica.scheduler.has_work:
-                raise RuntimeError(f"{replica.name} has work, and nothing will ever be done about it")
+            if not replica.scheduler.has_work:
+                continue
+            if replica.scheduler.policy.batching == "static":
+                raise InvalidOption(
+                    f"{replica.name} waits for ever for its batch to be full: who asks only after an answer needs "
+                    "batches that wait for a limited time"
+                )
+            raise RuntimeError(f"{replica.name} has work, and nothing will ever be done about it")
