@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from chairlift.cli.calibrate import doubts
 from chairlift.cli.main import main
 from chairlift.core.engine import Engine, Recorder
 from chairlift.core.errors import InvalidJournal
@@ -17,10 +19,11 @@ from chairlift.journal.segments import SegmentFiles
 from chairlift.journal.writer import Journal
 from chairlift.sim.calibrate.calibration import Calibration, calibrate, load_calibration
 from chairlift.sim.calibrate.from_journal import steps_of_journal
-from chairlift.sim.calibrate.measured import Measured, medians
-from chairlift.sim.calibrate.sweep import REPEATS, Rig, shapes, sweep
+from chairlift.sim.calibrate.measured import Measured, RegimeError, medians
+from chairlift.sim.calibrate.sweep import MIN_SHAPES, REPEATS, Rig, shapes, sweep
 from chairlift.sim.calibrate.traffic import Listener, run_traffic
 from chairlift.sim.cost import ChunkCosts, Coefficients, RowCosts, SmoothCost
+from chairlift.sim.cost.shape import REGIMES
 from timed_executor import Clock, TimedExecutor
 
 CPU = SmoothCost(
@@ -34,6 +37,7 @@ CPU = SmoothCost(
         chunks=ChunkCosts(50e-6, 0.0, 20e-9, 100e-9, 12e-9, tile=1),
     )
 )
+NO_ERROR = RegimeError(9, 0.0, 0.0, 0.0, 0.0)
 VOCAB_SIZE = 1000
 PARAMS = SamplingParams(max_tokens=1 << 20, ignore_eos=True)
 
@@ -181,6 +185,36 @@ def test_a_journal_is_calibrated_by_command(
     assert f"Held out of {len(recorded[0])} measured steps" in out
     assert [line.split()[0] for line in out.splitlines()[-3:]] == ["decode", "prefill", "mixed"]
     assert check(calibration) < 0.02
+
+
+@pytest.mark.long
+def test_an_engine_is_calibrated_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the default model, whatever else this machine does: how far off it is, is not asked here."""
+    output = tmp_path / "calibration.json"
+    flags = ["--max-num-seqs", "4", "--max-model-len", "128", "--kv-cache-memory-bytes", "64M", "--seconds", "2"]
+    assert main(["calibrate", *flags, "--output", str(output)]) == 0
+    calibration = load_calibration(output)
+    assert set(calibration.spans) == {"decode", "prefill", "mixed"}
+    assert calibration.machine["cpu"] and calibration.engine["max_num_seqs"] == 4
+    assert calibration.spans["decode"].num_rows == (1, 4)
+    assert calibration.num_cache_tokens is not None and calibration.num_cache_tokens > 128
+    assert "Held out of" in capsys.readouterr().out
+
+
+def test_doubts_are_told() -> None:
+    calibration = calibrate([step for step in traffic(20.0) if step.shape.regime != "prefill"], noise=0.3)
+    wrong = replace(calibration, errors={"decode": RegimeError(9, 0.4, 0.4, 0.4, 0.4), "mixed": NO_ERROR})
+    assert doubts(wrong) == [
+        "steps of one shape differ by 30%: something else used this machine",
+        "decode steps: 40% off on average",
+        "prefill steps were not checked: too few",
+    ]
+    assert doubts(replace(wrong, noise=0.01, errors=dict.fromkeys(REGIMES, NO_ERROR))) == []
+
+
+def test_a_slow_machine_is_measured_for_longer_than_told() -> None:
+    few, more = (len({step.group for step in sweep(rig()[0], seconds)}) for seconds in (0.5, 3.0))
+    assert few < MIN_SHAPES == more
 
 
 def check(calibration: Calibration) -> float:
