@@ -29,9 +29,9 @@ def shared_traces() -> Path | None:
     return None
 
 
-def h100_bodies(traces: Path, model: Transformer) -> list[Measured]:
-    """Steps of 1 to 2,048 tokens in which there is nothing but the multiplications by weights, on an H100."""
-    path = traces / "llmservingsim" / "profile" / "H100__Llama-3.1-8B__tp1__layers_v0.csv.gz"
+def h100_bodies(traces: Path, model: Transformer, num_devices: int = 1) -> list[Measured]:
+    """Steps of 1 to 2,048 tokens with nothing but the multiplications by weights, on one of one or two H100s."""
+    path = traces / "llmservingsim" / "profile" / f"H100__Llama-3.1-8B__tp{num_devices}__layers_v0.csv.gz"
     layer_s: defaultdict[int, float] = defaultdict(float)
     with gzip.open(path, "rt") as file:
         for row in csv.DictReader(file):

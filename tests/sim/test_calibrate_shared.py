@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,15 @@ def test_multiplications_on_an_h100(traces: Path) -> None:
     assert error(prior.body_s).mean < 0.04
     fitted = fit([step for step in steps if step.group % 4 != 3])
     assert error_of([(fitted.of_shape(s.shape), s.step_s) for s in steps if s.group % 4 == 3]).mean < 0.03
+
+
+def test_half_of_the_multiplications_on_each_of_two_h100s(traces: Path) -> None:
+    model = transformer_named("llama-3.1-8b")
+    silent = replace(device_named("h100"), link_bandwidth=math.inf)  # what the two tell each other is not in the table
+    cost = smooth_roofline(model, silent, num_devices=2)
+    steps = h100_bodies(traces, model, 2)
+    error = error_of([(cost.body_s(step.shape.num_tokens), step.step_s) for step in steps])
+    assert error.mean < 0.10, error
 
 
 def test_decodes_that_ride_along_with_a_prompt_are_nearly_free(traces: Path) -> None:

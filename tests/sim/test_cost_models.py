@@ -258,6 +258,16 @@ def test_a_warning_comes_once_for_each_regime() -> None:
     assert [text.partition(" ")[0] for text in told] == ["decode", "prefill", "mixed"]
 
 
+def test_rows_of_steps_taken_at_once_are_looked_at_too() -> None:
+    told: list[str] = []
+    cost = WatchedCost(SmoothCost(EXAMPLE), spans_of([StepShape(2, 10), StepShape(8, 4000)]), told.append)
+    cost.decode_line(4)
+    assert told == []
+    assert cost.decode_line(80) == SmoothCost(EXAMPLE).decode_line(80)
+    cost.decode_line(90)
+    assert told == ["decode steps outside of what the calibration measured: 80 rows (measured: 2 to 8)"]
+
+
 def test_spans_are_of_each_regime() -> None:
     spans = spans_of([StepShape(3, 30), StepShape(1, 90), StepShape(2, 20, ((4, 5, True),))])
     assert spans == {

@@ -61,7 +61,10 @@ class WatchedCost:
         return self.cost(plan)
 
     def decode_line(self, num_rows: int) -> DecodeLine:
-        """As of the model that is watched. Steps that are taken at once by it are not looked at."""
+        """As of the model that is watched. Of steps that are taken at once by it only the rows are looked at."""
+        span = self.spans.get("decode")
+        if span is not None and "decode" not in self._warned:
+            self._judge("decode", span.excess((num_rows, span.num_context_tokens[0], 0, 0)))
         return self.cost.decode_line(num_rows)
 
     def _look(self, plan: StepPlan) -> None:
@@ -71,10 +74,9 @@ class WatchedCost:
             return
         span = self.spans.get(regime)
         sums = (num_rows, plan.num_context_tokens, plan.num_chunk_tokens, plan.num_chunk_pairs)
-        if span is None:
-            what: str | None = "nothing of the kind was measured"
-        else:
-            what = span.excess(sums)
+        self._judge(regime, "nothing of the kind was measured" if span is None else span.excess(sums))
+
+    def _judge(self, regime: Regime, what: str | None) -> None:
         if what is not None:
             self._warned.add(regime)
             self.warn(f"{regime} steps outside of what the calibration measured: {what}")

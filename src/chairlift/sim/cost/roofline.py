@@ -9,9 +9,6 @@ from chairlift.sim.cost.hardware import Device
 from chairlift.sim.cost.smooth import ChunkCosts, Coefficients, HostCosts, RowCosts, SmoothCost
 from chairlift.sim.cost.transformer import Transformer
 
-BANDWIDTH_SHARE = 0.72
-"""Of a device's bandwidth, while it reads weights."""
-FLOPS_SHARE = 0.80
 KV_BANDWIDTH_SHARE = 0.83
 ATTENTION_FLOPS_SHARE = 0.70
 POWER = 2.0
@@ -62,7 +59,7 @@ def smooth_roofline(
     """
     if num_devices < 1 or model.num_heads % num_devices:
         raise InvalidOption(f"{model.num_heads} heads cannot be shared by {num_devices} devices evenly")
-    bandwidth, flops = device.bandwidth * BANDWIDTH_SHARE, device.flops * FLOPS_SHARE
+    bandwidth, flops = device.bandwidth * device.bandwidth_share, device.flops * device.flops_share
     layers = model.num_layers
     # Key/value heads are copied where there are fewer of them than devices.
     kv_devices = min(num_devices, model.num_kv_heads)
