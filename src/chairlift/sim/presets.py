@@ -43,11 +43,16 @@ class LessonTraffic:
 
     def asked(self, rate: float) -> Iterator[Asked]:
         """The requests at `rate` of them a second."""
-        random = Random(self.seed)
-        now, prompt = 0.0, blocks(Part(1, 1, self.prompt_tokens))
+        prompt = blocks(Part(1, 1, self.prompt_tokens))
+        for arrival, length in self.drawn(rate):
+            yield Asked(arrival=arrival, prompt=prompt, num_output=length)
+
+    def drawn(self, rate: float) -> Iterator[tuple[float, int]]:
+        """Arrival in seconds and tokens of the answer of each request."""
+        random, now = Random(self.seed), 0.0
         for _ in range(self.num_requests):
             now += random.expovariate(rate)
-            yield Asked(arrival=now, prompt=prompt, num_output=self._length(random))
+            yield now, self._length(random)
 
     def _length(self, random: Random) -> int:
         if self.output_tokens is not None:
@@ -129,7 +134,7 @@ class Lesson:
         )
 
     def heading(self) -> str:
-        lengths = sorted(asked.num_output for asked in self.traffic.asked(1.0))
+        lengths = sorted(length for _, length in self.traffic.drawn(1.0))
         mean = sum(lengths) / len(lengths)
         return (
             f"{self.traffic.num_requests} requests, prompt {self.traffic.prompt_tokens}, output median "
@@ -137,7 +142,7 @@ class Lesson:
         )
 
     def rate_heading(self, rate: float) -> str:
-        lengths = [asked.num_output for asked in self.traffic.asked(1.0)]
+        lengths = [length for _, length in self.traffic.drawn(1.0)]
         return f"arrivals {rate:.0f}/s (demand {rate * sum(lengths) / len(lengths):.0f} tok/s)"
 
 

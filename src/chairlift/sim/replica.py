@@ -70,6 +70,8 @@ class Replica:
         self._line = cost if isinstance(cost, LineModel) else None
         self._skips = recorder is None and on_step is None
         """Whether nobody wants to hear of every single step."""
+        self._may_cross = scheduler.policy.scheduling_policy != "fair"
+        """Whether it makes no difference if a request is queued before or after a quiet step in flight is applied."""
 
     def add(self, request: Request, served: Served) -> bool:
         """Queue a request. False if the scheduler refuses it, which is then noted in `served`."""
@@ -93,31 +95,36 @@ class Replica:
             self._recorder.on_close()
         self.scheduler.close()
 
-    def skip(self, now: float, bound: float) -> float:
-        """Take at once the steps from now on in which nothing is decided and which end before `bound`, in seconds.
+    def skip(self, now: float, bound: float, until: float) -> float:
+        """Take at once the steps from now on in which nothing is decided; gives when the last of them ends.
 
-        Gives when the last of them ended. What they leave behind is what one after the other would.
+        They end before `until`. If requests may come at `bound`, the last of them may be under way then: the replica is
+        busy to its end. What all of this leaves behind is what one step after the other would.
         """
         if not self._skips or bound - now < MIN_SKIPPED * self._last_s:
             return now
         most = quiet_steps(self.scheduler, ANSWER_TOKEN)
-        if most < MIN_SKIPPED:
+        if most < MIN_SKIPPED or self._line is None:
             return now
         decision = next_decision_at(self.scheduler)
-        bound = bound if decision is None else min(bound, decision)
+        if decision is not None and decision < until:
+            until = decision
+        if not self._may_cross and bound < until:
+            until = bound
         num_rows, num_fillers, num_context_tokens = quiet_rows(self.scheduler)
-        line = self._line.decode_line(num_rows + num_fillers) if self._line is not None else None
-        if line is None:
-            return now
+        seconds = self._line.decode_line(num_rows + num_fillers).seconds
         begins: list[float] = []
         ends: list[float] = []
         for _ in range(most):
-            end = now + line.seconds(num_context_tokens)
-            if not end < bound:
+            end = now + seconds(num_context_tokens)
+            if end >= until:
                 break
             begins.append(now)
             ends.append(end)
             now = end
+            if end >= bound:
+                self.is_busy = True
+                break
             num_context_tokens += num_rows
         if begins:
             advance(self.scheduler, ANSWER_TOKEN, begins)
@@ -153,11 +160,11 @@ class Replica:
         return now + cost_s
 
     def finish(self, now: float) -> list[Served]:
-        """Apply the step that is over; gives the requests that ended with it."""
+        """Apply the step that is over; gives the requests that ended with it. One that was skipped is applied."""
         plan = self._plan
-        if plan is None:
-            raise RuntimeError("no step was begun")
         self._plan, self.is_busy = None, False
+        if plan is None:
+            return []
         num_decodes, chunks = len(plan.decodes), plan.chunks
         num_sampled = num_decodes + (sum([chunk.samples for chunk in chunks]) if chunks else 0)
         result = StepResult([ANSWER_TOKEN] * num_sampled)
@@ -171,7 +178,8 @@ class Replica:
         tally.num_filler_rows += len(plan.fillers)
         tally.num_decode_tokens += num_decodes
         tally.num_chunk_tokens += plan.num_chunk_tokens
-        tally.most_running = max(tally.most_running, num_decodes + len(chunks))
+        if num_decodes + len(chunks) > tally.most_running:
+            tally.most_running = num_decodes + len(chunks)
         self.ledger.step(plan, output, self._served, now)
         if num_sampled > num_decodes:
             self._note_first_tokens(output, num_decodes, now)

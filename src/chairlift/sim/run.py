@@ -148,8 +148,8 @@ class Simulation:
         replica = self.replicas[index]
         if replica.is_busy:
             return
-        now = replica.skip(now, self._undisturbed_until())
-        end = replica.begin(now)
+        now = replica.skip(now, self._undisturbed_until(), self._until)
+        end = now if replica.is_busy else replica.begin(now)
         if end is not None:
             self._events.push(end, Rank.STEP_END, index)
             return
@@ -169,8 +169,7 @@ class Simulation:
         Where nobody waits for an answer to ask on, that is the next arrival, whatever other engines do meanwhile.
         """
         num_arrivals = 1 if self._next_arrival < math.inf else 0
-        heard = self._next_arrival if self._num_to_come == num_arrivals else self._events.next_at
-        return min(self._until, heard)
+        return self._next_arrival if self._num_to_come == num_arrivals else self._events.next_at
 
     def _check_all_over(self) -> None:
         for replica in self.replicas:

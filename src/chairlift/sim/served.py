@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from chairlift.core.types import Finish, StepOutput, StepPlan
 from chairlift.sim.workload import Asked
@@ -106,17 +107,20 @@ class Ledger:
     def decodes(self, num_rows: int, ends: list[float]) -> None:
         """Note steps that end at `ends` and give each of the same rows a token."""
         before = self.decode_ends[-1] if self.decode_ends else 0.0
-        for end in ends:
-            num_old = num_rows
-            if self._fresh:
-                for row in self._fresh:
-                    if row.rides:
-                        self._gap(end - row.last, 1)
-                        num_old -= 1
-                self._fresh.clear()
-            if num_old:
-                self._gap(end - before, num_old)
-            before = end
+        if self._fresh:
+            num_fresh = 0
+            for row in self._fresh:
+                if row.rides:
+                    self._gap(ends[0] - row.last, 1)
+                    num_fresh += 1
+            self._fresh.clear()
+            if num_fresh < num_rows:
+                self._gap(ends[0] - before, num_rows - num_fresh)
+        else:
+            self._gap(ends[0] - before, num_rows)
+        if len(ends) > 1:
+            self.gaps.extend([end - begin for begin, end in pairwise(ends)])
+            self.gap_counts.extend([num_rows] * (len(ends) - 1))
         self.decode_ends.extend(ends)
 
     def endings(self, output: StepOutput) -> None:

@@ -95,9 +95,9 @@ class Contents:
         return first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Asked:
-    """One request: it comes at `arrival`, in seconds, and its answer has `num_output` tokens.
+    """One request, which nobody changes: it comes at `arrival`, in seconds, and its answer has `num_output` tokens.
 
     Deadlines are seconds after arrival. `follow` tells what is asked because this one ended, given when that was.
     """
