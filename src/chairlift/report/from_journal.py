@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from chairlift.core.types import Request, StepOutput, StepPlan
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.types import Request, StepOutput, StepPlan
 from chairlift.journal.replay import Replayed, replay
 from chairlift.report.build import make_run
 from chairlift.report.data import Run

@@ -89,6 +89,14 @@ class Service:
             self._every *= 2
             if self._num_samples % self._every:
                 return
+        self._note(now)
+
+    def close(self, now: float) -> None:
+        """Nothing more comes: the last moment is one of the curves."""
+        if self._num_samples and (not self.times or self._num_samples % self._every):
+            self._note(now)
+
+    def _note(self, now: float) -> None:
         self.times.append(now)
         self.points.append(self.now())
 

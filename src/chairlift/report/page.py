@@ -47,9 +47,7 @@ def to_html(runs: list[Run]) -> str:
         f"default-src 'none'; script-src '{_digest(program)}'; style-src '{_digest(style)}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    return _PAGE.format(
-        policy=policy, style=style, program=program, data=to_json(runs), open=_OPEN, close=_CLOSE
-    )
+    return _PAGE.format(policy=policy, style=style, program=program, data=to_json(runs), open=_OPEN, close=_CLOSE)
 
 
 def to_json(runs: list[Run]) -> str:

@@ -73,8 +73,8 @@ class Answer:
 class Stay:
     """A sequence in a slot, from joining to leaving; times in seconds.
 
-        joined           decodes_from                  left           held_until
-          |--- prefill chunks ---|------ decodes ---------|--- filler ----|
+    joined           decodes_from                  left           held_until
+      |--- prefill chunks ---|------ decodes ---------|--- filler ----|
     """
 
     slot: int
@@ -102,6 +102,8 @@ class Row:
     """None while it is preempted."""
     stay: Stay | None = None
     """Its latest; None if that is not kept."""
+    first: tuple[float, Stay | None] | None = None
+    """When it first joined, and that stay; None if that was before the record."""
     rides: bool = False
     """Whether every step that decodes gives it a token."""
     rides_from: int = 0

@@ -1,7 +1,7 @@
 """Steps of a run of any length in bounded memory: past a number of them, neighbours are kept as one span.
 
-    8 steps in at most 4 spans     |0 1|2 3|4 5|6 7|
-    the 9th step                   |0 1 2 3|4 5 6 7|8|
+8 steps in at most 4 spans     |0 1|2 3|4 5|6 7|
+the 9th step                   |0 1 2 3|4 5 6 7|8|
 """
 
 from __future__ import annotations

@@ -28,9 +28,10 @@ def series(changes: Iterable[tuple[float, int]], begin: float, end: float) -> tu
     What happens at one time happens at once; changes before `begin` are there from the start.
     """
     ordered = sorted((max(time, begin), change) for time, change in changes)
-    times, values, level = [begin], [0], 0
+    times, values, total = [begin], [0], 0
     for time, group in groupby(ordered, key=lambda pair: pair[0]):
-        level += sum(change for _, change in group)
+        total += sum(change for _, change in group)
+        level = max(total, 0)  # a clock that went back lets some leave before they came
         if time == times[-1]:
             values[-1] = level
         elif level != values[-1]:
@@ -70,7 +71,7 @@ def distribution(values: Counted) -> Distribution | None:
     if not num:
         return None
     total = sum(value * count for value, count in zip(values.values, values.counts, strict=True))
-    curve = list(zip(values.values, accumulate(values.counts), strict=True))
+    curve = list(dict(zip(map(rounded, values.values), accumulate(values.counts), strict=True)).items())
     if len(curve) > MAX_SHARES:
         curve = _thinned(curve, num)
     return Distribution(
@@ -80,7 +81,7 @@ def distribution(values: Counted) -> Distribution | None:
         p90=rounded(percentile(values, 90.0)),
         p99=rounded(percentile(values, 99.0)),
         most=rounded(values.values[-1]),
-        value=[rounded(value) for value, _ in curve],
+        value=[value for value, _ in curve],
         share=[round(upto / num, 5) for _, upto in curve],
     )
 

@@ -141,6 +141,7 @@ class Timeline:
         row = self._by_key.pop(key, None)
         if row is not None:
             row.answer.finish = finish
+            self._seat_early(row, finish.first_scheduled)
         if row is None or row.slot is None:
             self._note_queue(finish.finished, -1)
         else:
@@ -180,7 +181,7 @@ class Timeline:
         for stay in self._open_stays.values():
             self._keep(stay)
         self._open_stays.clear()
-        self.service.sample(self.last)
+        self.service.close(self.last)
 
     def _hear(self, now: float) -> None:
         if self.origin is None:
@@ -189,9 +190,9 @@ class Timeline:
     def _take_leaves(self, slots: Sequence[int], finishes: Sequence[Finish], begun: float) -> None:
         """Rows that are gone when a step begins: over since the step before, or preempted for this one."""
         for finish in finishes:
-            if finish.finished <= begun and (row := self._by_key.get((finish.id, finish.choice))) is not None:
-                if row.slot in slots:
-                    self.end(finish)
+            row = self._by_key.get((finish.id, finish.choice))
+            if row is not None and row.slot in slots and finish.finished <= begun:
+                self.end(finish)
         for slot in slots:
             over = self._over.pop(slot, None)
             if over is not None:
@@ -221,6 +222,8 @@ class Timeline:
             row = self._by_key[key] = Row(Answer(known, join.choice), self.outcomes.owner(known))
         self._note_queue(begun, -1)
         self._sit(row, join.slot, begun)
+        if row.first is None and not row.was_preempted:
+            row.first = begun, row.stay
 
     def _sit(self, row: Row, slot: int, now: float) -> None:
         """A row takes a slot."""
@@ -232,6 +235,16 @@ class Timeline:
         if now < self.stays_until:
             stay = Stay(slot, row.answer, now, row.was_preempted)
             row.stay = self._open_stays[slot] = stay
+
+    def _seat_early(self, row: Row, scheduled: float | None) -> None:
+        """A sequence takes its slot when it is scheduled; its row comes with its first chunk, perhaps steps later."""
+        if row.first is None or scheduled is None or scheduled >= row.first[0]:
+            return
+        joined, stay = row.first
+        self._note_queue(scheduled, -1)
+        self._note_queue(joined, 1)
+        if stay is not None:
+            stay.joined = scheduled
 
     def _leave(self, row: Row, now: float, why: Left) -> None:
         """A row gives up its slot, or becomes a filler in it."""
