@@ -11,6 +11,7 @@ from chairlift.core.errors import ChairliftError
 from chairlift.core.quiet import advance, next_decision_at, quiet_rows, quiet_steps
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
+from chairlift.sim.cost.changing import ChangingCost
 from chairlift.sim.cost.model import CostModel, LineModel
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
@@ -27,7 +28,10 @@ class Tally:
     """What a replica did, summed over its steps."""
 
     num_steps: int = 0
-    busy_s: float = 0.0
+    idle_s: float = 0.0
+    """Before its last step, from the start of the run."""
+    last_end: float = 0.0
+    """Of a step."""
     num_rows: int = 0
     """Rows that were computed for an answer: decodes and chunks."""
     num_filler_rows: int = 0
@@ -36,6 +40,11 @@ class Tally:
     most_running: int = 0
     most_queued: int = 0
     """Requests that waited or ran, at most."""
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in steps that ended."""
+        return self.last_end - self.idle_s
 
 
 class Replica:
@@ -68,6 +77,7 @@ class Replica:
         self._begun = 0.0
         self._last_s = 0.0
         self._line = cost if isinstance(cost, LineModel) else None
+        self._changing = cost if isinstance(cost, ChangingCost) else None
         self._skips = recorder is None and on_step is None
         """Whether nobody wants to hear of every single step."""
         self._may_cross = scheduler.policy.scheduling_policy != "fair"
@@ -112,6 +122,8 @@ class Replica:
         if not self._may_cross and bound < until:
             until = bound
         num_rows, num_fillers, num_context_tokens = quiet_rows(self.scheduler)
+        if self._changing is not None and not self._changing.is_steady(num_rows + num_fillers):
+            return now
         seconds = self._line.decode_line(num_rows + num_fillers).seconds
         begins: list[float] = []
         ends: list[float] = []
@@ -135,8 +147,9 @@ class Replica:
         self.ledger.decodes(num_rows, ends)
         tally, num_steps = self.tally, len(begins)
         tally.num_steps += num_steps
-        for begin, end in zip(begins, ends, strict=True):  # one by one, as sums of floats depend on it
-            tally.busy_s += end - begin
+        if begins[0] != tally.last_end:
+            tally.idle_s += begins[0] - tally.last_end
+        tally.last_end = ends[-1]
         tally.num_rows += num_steps * num_rows
         tally.num_filler_rows += num_steps * num_fillers
         tally.num_decode_tokens += num_steps * num_rows
@@ -173,7 +186,9 @@ class Replica:
             self._recorder.on_finish(plan, result, None, output, now)
         tally = self.tally
         tally.num_steps += 1
-        tally.busy_s += now - self._begun
+        if self._begun != tally.last_end:
+            tally.idle_s += self._begun - tally.last_end
+        tally.last_end = now
         tally.num_rows += num_decodes + len(chunks)
         tally.num_filler_rows += len(plan.fillers)
         tally.num_decode_tokens += num_decodes

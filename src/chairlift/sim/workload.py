@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from chairlift.core.checks import ANY_TOKEN
 from chairlift.core.types import Request, SamplingParams
 
-VOCAB_SIZE = 1 << 31
+VOCAB_SIZE = ANY_TOKEN
 """A token stands for content that is the same wherever it occurs, so that as many are needed as there are contents."""
 ANSWER_TOKEN = 0
 """What every row of a simulated step samples. No prompt has it."""
@@ -49,6 +50,8 @@ class Blocks:
     num_tokens: int
 
     def tokens(self) -> list[int]:
+        if len(self.parts) == 1 and self.parts[0].first == self.parts[0].last:
+            return [self.parts[0].first] * self.num_tokens
         tokens: list[int] = []
         for part in self.parts:
             for content in range(part.first, part.last + 1):
