@@ -141,3 +141,14 @@ def test_plain_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert values["p50_itl_ms"] == pytest.approx(1.0)
     with pytest.raises(SystemExit):
         main([*SMALL, "--plain-cost", "fast"])
+
+
+def test_a_journal_of_a_simulation_replays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And what it costs to be recorded is time only: the figures are those of a run that skips quiet steps."""
+    path = tmp_path / "journal"
+    tight = ["--kv-cache-tokens", "400", "--turns", "uniform:1:3"]
+    assert figures(tmp_path, *tight, "--journal", str(path)) == figures(tmp_path, *tight)
+    capsys.readouterr()
+    assert main(["replay", str(path)]) == 0
+    assert capsys.readouterr().out.endswith(" steps: equal\n")
+    assert main([*SMALL, "--replicas", "2", "--journal", str(path)]) == 2

@@ -12,15 +12,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from chairlift.cli.journal_flags import add_journal_flags
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.report import SimulationRecord, add_window_flags, slots_window, write_page
 from chairlift.cli.results import check_path, write_json
 from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_setups
 from chairlift.cli.sim_workload_flags import add_workload_flags, workload
 from chairlift.core.errors import InvalidOption
+from chairlift.journal.options import JournalOptions
 
 if TYPE_CHECKING:
+    from chairlift.journal.writer import Journal
+    from chairlift.sim.fleet import EngineSetup, Follow
     from chairlift.sim.presets import Lesson, LessonRow
+    from chairlift.sim.replica import Replica
     from chairlift.sim.result import Result
     from chairlift.sim.run import Simulation
 
@@ -70,6 +75,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group.add_argument("--report", type=Path, metavar="FILE", help="write a page of pictures there")
     add_window_flags(group)
     group.add_argument("--disable-tqdm", action="store_true", help="no progress line")
+    add_journal_flags(parser)
     add_config_flag(parser)
     parser.set_defaults(run=run, parser=parser)
 
@@ -94,12 +100,25 @@ def run(arguments: argparse.Namespace) -> int:
     limits_ms = dict(map(_limit, arguments.goodput or ()))
     record = None if arguments.report is None else SimulationRecord(slots_window(arguments))
     follow = None if record is None else record.follow
-    fleet = make_fleet(engine_setups(arguments), arguments.seed or 0, follow)
+    setups, journal = engine_setups(arguments), None
+    if arguments.journal is None:
+        fleet = make_fleet(setups, arguments.seed or 0, follow)
+    else:
+        replica, journal = _recorded(arguments, setups, follow)
+        fleet = [replica]
     simulation = Simulation(workload(arguments), fleet, make_router(arguments.router))
     progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
+
+    def watch(simulation: Simulation) -> None:
+        progress.show(simulation)
+        if journal is not None:
+            journal.write()
+
     begun = time.monotonic()
-    simulation.run(float("inf") if arguments.until is None else arguments.until, progress.show)
+    simulation.run(float("inf") if arguments.until is None else arguments.until, watch)
     progress.clear()
+    if journal is not None:
+        journal.close()
     result = simulation.result()
     if not result.served:
         raise InvalidOption("the workload asks nothing")
@@ -113,6 +132,30 @@ def run(arguments: argparse.Namespace) -> int:
     if record is not None:
         write_page(arguments.report, [record.picture(arguments.report.stem, result)])
     return 0
+
+
+def _recorded(
+    arguments: argparse.Namespace, setups: list[EngineSetup], follow: Follow | None
+) -> tuple[Replica, Journal]:
+    """An engine and its journal, which waits for the disk: there is nobody whom that would keep waiting."""
+    from chairlift.journal.segments import SegmentFiles
+    from chairlift.journal.writer import Journal
+
+    if len(setups) != 1:
+        raise InvalidOption("--journal records one engine: leave out the others")
+    options = JournalOptions(arguments.journal_digest, arguments.journal_max_bytes, arguments.journal_segments)
+    files = SegmentFiles(Path(arguments.journal), options.max_segments)
+    scheduler = setups[0].scheduler()
+    journal = Journal(options, files, clock=lambda: 0.0, capacity=sys.maxsize)
+    journal.attach(scheduler)
+    replica = setups[0].replica(
+        "engine-0",
+        noise_seed=(arguments.seed or 0) << 16,
+        recorder=journal,
+        on_step=None if follow is None else follow("engine-0", scheduler).on_step,
+        scheduler=scheduler,
+    )
+    return replica, journal
 
 
 def _say_speed(result: Result, wall_s: float) -> None:
