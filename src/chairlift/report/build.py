@@ -37,7 +37,7 @@ def make_run(
     engines = [_engine(timeline, origin, end) for timeline in timelines]
     groups = [
         Group(
-            name=owner,
+            name=_encodable(owner),
             requests=group.num_requests,
             completed=group.num_completed,
             prompt_tokens=group.num_prompt_tokens,
@@ -55,7 +55,7 @@ def make_run(
         "queue": distribution(outcomes.queue.counted()),
     }
     return Run(
-        name=name,
+        name=_encodable(name),
         source=source,
         duration_s=rounded(end - origin),
         requests=outcomes.num_requests + outcomes.num_refused,
@@ -72,6 +72,11 @@ def make_run(
         engines=engines,
         notes=[*notes, *_notes(timelines, outcomes, engines)],
     )
+
+
+def _encodable(text: str) -> str:
+    """Half a pair of surrogates, which JSON may bring in, is in no file."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _notes(timelines: Sequence[Timeline], outcomes: Outcomes, engines: Sequence[Engine]) -> list[str]:
@@ -106,7 +111,7 @@ def _engine(timeline: Timeline, origin: float, end: float) -> Engine:
     spans = timeline.spans.spans
     until = timeline.stays_until
     return Engine(
-        name=timeline.name,
+        name=_encodable(timeline.name),
         num_slots=num_slots,
         num_blocks=scheduler.kv.pool.num_blocks,
         block_size=scheduler.kv.block_size,
@@ -179,13 +184,13 @@ def _answers(answers: Sequence[Answer], timeline: Timeline, origin: float) -> An
     labels = timeline.outcomes.labels
 
     def name(request_id: int) -> str:
-        return f"request {labels.get(request_id, request_id)}"
+        return _encodable(f"request {labels.get(request_id, request_id)}")
 
     reasons = {stay.answer: stay.why for stay in timeline.stays}
     return Answers(
         id=[answer.about.id for answer in answers],
         choice=[answer.choice for answer in answers],
-        label=[labels.get(answer.about.id, "") for answer in answers],
+        label=[_encodable(labels.get(answer.about.id, "")) for answer in answers],
         owner=[timeline.outcomes.owner(answer.about) for answer in answers],
         priority=[answer.about.priority for answer in answers],
         arrival=[rounded(answer.about.arrival - origin) for answer in answers],

@@ -80,12 +80,13 @@
 
   // ---------------------------------------------------------------- charts
 
-  function redraw() {
+  function redraw(all = false) {
+    if (all) for (const chart of charts) chart.width = 0;
     if (pending) return;
     pending = true;
     requestAnimationFrame(() => {
       pending = false;
-      for (const chart of charts) paint(chart);
+      for (const chart of charts) if (chart.isTime || chart.width !== chart.canvas.clientWidth) paint(chart);
       span.textContent = `${seconds(view.begin)} to ${seconds(view.end)}`;
       document.documentElement.dataset.drawn = "yes";
     });
@@ -95,6 +96,7 @@
     const { canvas } = chart;
     const width = canvas.clientWidth, height = chart.height();
     if (!width) return;
+    chart.width = width;
     const ratio = window.devicePixelRatio || 1;
     if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
       canvas.width = Math.round(width * ratio);
@@ -387,17 +389,26 @@
       most(engine.steps.held.map((held, step) => Math.max(held + engine.steps.kept[step], engine.steps.max_held[step]))) / engine.num_blocks))),
   };
 
+  // Values that share a pixel become one stroke from the least to the most of them.
   function stepPath(context, x, y, times, value, end, base) {
     context.beginPath();
     const first = Math.max(0, atMost(times, view.begin));
-    let at = x(times[first] ?? 0);
+    let at = x(times[first] ?? 0), low = Infinity, high = -Infinity;
     context.moveTo(at, base);
     for (let i = first; i < times.length && times[i] <= view.end; i++) {
-      at = x(times[i]);
-      const next = x(i + 1 < times.length ? times[i + 1] : end);
-      context.lineTo(at, y(value(i)));
-      context.lineTo(next, y(value(i)));
+      const now = value(i), next = x(i + 1 < times.length ? times[i + 1] : end);
+      low = Math.min(low, now);
+      high = Math.max(high, now);
+      if (next - at < 0.7 && i + 1 < times.length) continue;
+      if (low < high) {
+        context.lineTo(at, y(low));
+        context.lineTo(at, y(high));
+      }
+      context.lineTo(at, y(now));
+      context.lineTo(next, y(now));
       at = next;
+      low = Infinity;
+      high = -Infinity;
     }
     context.lineTo(at, base);
   }
@@ -436,25 +447,28 @@
     };
   }
 
-  // A step counts from its beginning to its end; between steps there is nothing in the batch.
+  // A step counts from its beginning to its end; between steps there is nothing in the batch. A pixel shows the mean
+  // of what is in it.
   function areas(context, plot, x, y, steps, layers) {
-    const first = Math.max(0, atMost(steps.begin, view.begin));
-    let last = first;
-    while (last < steps.begin.length && steps.begin[last] <= view.end) last++;
-    const base = new Float64Array(Math.max(0, last - first));
+    const num = Math.ceil(plot.right - plot.left);
+    const base = new Float64Array(num);
     for (const [fill, values] of layers) {
-      context.fillStyle = fill;
-      context.beginPath();
-      for (let i = first; i < last; i++) {
+      const sums = new Float64Array(num);
+      for (let i = Math.max(0, atMost(steps.begin, view.begin)); i < steps.begin.length && steps.begin[i] <= view.end; i++) {
         const height = values[i] * steps.busy[i];
         if (!height) continue;
-        const left = x(steps.begin[i]);
-        const next = i + 1 < steps.begin.length && steps.begin[i + 1] - steps.end[i] < 1e-5 ? steps.begin[i + 1] : steps.end[i];
-        const low = y(base[i - first]), high = y(base[i - first] + height);
-        context.rect(left, high, Math.max(x(next) - left, 0.3), low - high);
-        base[i - first] += height;
+        const left = Math.max(x(steps.begin[i]) - plot.left, 0), right = Math.min(x(steps.end[i]) - plot.left, num);
+        for (let column = Math.floor(left); column < right; column++) {
+          sums[column] += height * (Math.min(right, column + 1) - Math.max(left, column));
+        }
       }
-      context.fill();
+      context.fillStyle = fill;
+      for (let column = 0; column < num; column++) {
+        if (!sums[column]) continue;
+        const top = y(base[column] + sums[column]);
+        context.fillRect(plot.left + column, top, 1, y(base[column]) - top);
+        base[column] += sums[column];
+      }
     }
   }
 
@@ -966,8 +980,8 @@
   readColors();
   build();
   for (const chart of charts) if (chart.tip) listen(chart);
-  new ResizeObserver(redraw).observe(document.getElementById("report"));
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); redraw(); });
+  new ResizeObserver(() => redraw()).observe(document.getElementById("report"));
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColors(); redraw(true); });
   const asked = /^#t=([0-9.]+),([0-9.]+)$/.exec(location.hash);
   if (asked) setView(Number(asked[1]), Number(asked[2]));
   redraw();
