@@ -100,7 +100,16 @@ def test_fewer_requests_and_another_seed_are_another_table() -> None:
     assert lines[0] == lines[1] != lines[2]
 
 
-@pytest.mark.parametrize("flags", [["--max-concurrent", "0"], ["--max-concurrent", "x"], ["--output", "uniform:1:9"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--max-concurrent", "0"],
+        ["--max-concurrent", "x"],
+        ["--output", "uniform:1:9"],
+        ["--journal", "x"],
+        ["--tenant", "a"],
+    ],
+)
 def test_what_the_lesson_does_not_take(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--preset", "lesson", *flags]) == 2
     assert capsys.readouterr().err.startswith("chairlift: ")

@@ -232,6 +232,9 @@ class Progress:
 def _run_preset(arguments: argparse.Namespace) -> int:
     from chairlift.sim.presets import slot_lines
 
+    for name in ("requests_jsonl", "report", "journal", "trace", "tenant", "users", "replica"):
+        if getattr(arguments, name) is not None:
+            raise InvalidOption(f"a preset knows what it serves: leave out --{name.replace('_', '-')}")
     if arguments.preset == "slots":
         print("\n".join(slot_lines()))
         return 0
