@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -63,7 +64,9 @@ def random_workload(seed: int) -> Workload:
         e2e_within_s=rng.choice([None, 0.5]),
     )
     arrivals = Arrivals(steady(rate))
-    only = [open_loop(asks, arrivals, contents, seed, 40)]
+    only: list[Workload] = [
+        [replace(each, n=rng.choice([1, 1, 1, 2])) for each in open_loop(asks, arrivals, contents, seed, 40)]
+    ]
     if rng.random() < 0.5:
         only.append(open_loop(talks, arrivals, contents, seed, 15))
     return merged(only)
