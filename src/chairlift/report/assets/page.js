@@ -167,7 +167,9 @@
 
   // ---------------------------------------------------------------- slots
 
-  const slotRows = Math.max(1, ...runs.flatMap((run) => run.engines.map((engine) => engine.num_slots)));
+  const usedSlots = (engine) => engine.stays.slot.reduce((most, slot) => Math.max(most, slot + 1), 1);
+  const slotRows = Math.max(...runs.flatMap((run) => run.engines.map(usedSlots)));
+  const numSlots = Math.max(...runs.flatMap((run) => run.engines.map((engine) => engine.num_slots)));
   const rowHeight = Math.max(Math.min(22, Math.floor(560 / slotRows)), Math.min(3, 900 / slotRows));
   const bySlot = new Map();
   let hovered = null;
@@ -191,7 +193,7 @@
       const inset = rowHeight >= 6 ? 1 : 0;
       const thickness = Math.max(rowHeight - inset, 0.5);
       timeAxis(context, plot);
-      slotNumbers(context, plot, engine.num_slots);
+      slotNumbers(context, plot, Math.min(engine.num_slots, slotRows));
       const bar = (slot, begin, end, fill, least = 0.6) => {
         const left = x(begin), right = x(end);
         if (right < plot.left || left > plot.right) return;
@@ -234,16 +236,20 @@
     }
   }
 
+  // Times of which the page does not have every stay.
   function missing(context, plot, x, engine) {
-    const parts = [[engine.stays_until, whole.end], [0, engine.stays_from]];
-    for (const [begin, end] of parts) {
-      if (end <= begin || engine.stays_until >= runs[0].duration_s && begin > 0 && engine.stays_until >= end) continue;
-      if (begin >= engineEnd(engine)) continue;
+    const end = runs.find((run) => run.engines.includes(engine)).duration_s;
+    context.textAlign = "center";
+    context.textBaseline = "top";
+    for (const [from, to] of [[0, engine.stays_from], [engine.stays_until, end]]) {
+      const left = Math.max(x(from), plot.left), right = Math.min(x(to), plot.right);
+      if (right <= left) continue;
       context.fillStyle = colors.grid;
-      context.fillRect(x(begin), plot.top, x(Math.min(end, engineEnd(engine))) - x(begin), engine.num_slots * rowHeight);
+      context.fillRect(left, plot.top, right - left, plot.bottom - plot.top);
+      context.fillStyle = colors.faint;
+      if (right - left > 110) context.fillText("not in this page", (left + right) / 2, plot.top + 6);
     }
   }
-  const engineEnd = (engine) => runs.find((run) => run.engines.includes(engine)).duration_s;
 
   function staySigns(context, plot, x, engine, stay, thickness) {
     const { stays, answers } = engine;
@@ -957,7 +963,8 @@
       el("h1", { textContent: title }),
       el("p", { textContent: runs.map((run, number) => `${runName(number)}: ${run.source}`).join("; ") }),
       summary(), toolbar(),
-      section("Slots", "A line for each slot, time to the right. Turn the wheel to look closer, drag over a time to see just that, Shift and drag to move, double-click for everything. Point at a bar to read who it is and why it waited.",
+      section("Slots", "A line for each slot, time to the right. Turn the wheel to look closer, drag over a time to see just that, Shift and drag to move, double-click for everything. Point at a bar to read who it is and why it waited." +
+        (slotRows < numSlots ? ` Slots from ${slotRows} on are not taken in what is shown.` : ""),
         legend([
           ["prompt chunk", block("chunk")], ["chunk computed again after a preemption", block("again")],
           ["between chunks", block("prefill")], ["decoding (two shades for neighbours)", block("decode")],
