@@ -48,6 +48,8 @@ class TimedExecutor:
     clock: Clock
     limits: Limits
     cache_shape: CacheShape
+    num_tokens: int | None = None
+    """Of the last step."""
     shapes: list[StepShape] = field(default_factory=list)
     slots: dict[int, _Slot] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
@@ -73,7 +75,8 @@ class TimedExecutor:
         shape = shape_of(plan)
         assert plan.num_chunk_pairs == shape.num_chunk_pairs
         self.shapes.append(shape)
-        self.clock.now += self.cost.of_shape(shape)
+        self.clock.now += self.cost.of_shape(shape, self.num_tokens)
+        self.num_tokens = plan.num_tokens
         return _Ready(StepResult([1] * (len(plan.decodes) + sum(chunk.samples for chunk in plan.chunks))))
 
     def _change(self, plan: StepPlan) -> None:

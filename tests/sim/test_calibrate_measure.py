@@ -14,6 +14,7 @@ from chairlift.core.errors import InvalidJournal
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, SamplingParams
+from chairlift.executors.openvino.buckets import buckets_up_to
 from chairlift.journal.options import JournalOptions
 from chairlift.journal.segments import SegmentFiles
 from chairlift.journal.writer import Journal
@@ -30,6 +31,8 @@ CPU = SmoothCost(
     Coefficients(
         weights_s=0.004,
         token_s=350e-6,
+        token_sizes=tuple(buckets_up_to(256)),
+        change_s=0.003,
         power=1.5,
         output_s=60e-6,
         decode=RowCosts(0.001, 40e-6, 0.6e-6),
@@ -38,6 +41,7 @@ CPU = SmoothCost(
     )
 )
 NO_ERROR = RegimeError(9, 0.0, 0.0, 0.0, 0.0)
+SIZES = CPU.coefficients.token_sizes
 VOCAB_SIZE = 1000
 PARAMS = SamplingParams(max_tokens=1 << 20, ignore_eos=True)
 
@@ -74,7 +78,8 @@ def test_a_sweep_finds_what_steps_cost() -> None:
     device, _ = rig()
     steps = list(sweep(device, 45.0))
     assert len(steps) == REPEATS * len({step.group for step in steps}) > 3 * 150
-    calibration = calibrate(medians(steps))
+    calibration = calibrate(medians(steps), token_sizes=SIZES)
+    assert calibration.coefficients.change_s == pytest.approx(0.003, rel=0.1)
     assert set(calibration.errors) == {"decode", "prefill", "mixed"}
     assert all(error.mean < 0.02 for error in calibration.errors.values()), calibration.errors
 
@@ -127,9 +132,10 @@ def test_traffic_is_of_all_regimes_and_says_what_lies_between_steps() -> None:
     assert {step.shape.regime for step in steps} == {"decode", "prefill", "mixed"}
     assert max(step.shape.num_rows for step in steps) > 24
     for step in steps[:-1]:
-        assert step.step_s == pytest.approx(CPU.of_shape(step.shape) + 1e-4)
+        assert step.step_s == pytest.approx(CPU.of_shape(step.shape, step.before) + 1e-4)
         assert step.gap_s is not None and step.gap_s >= 2e-4 - 1e-12
-    calibration = calibrate(steps)
+    calibration = calibrate(steps, token_sizes=SIZES)
+    assert calibration.coefficients.change_s == pytest.approx(0.003, rel=0.1)
     assert calibration.coefficients.host.step_s == pytest.approx(2e-4, rel=0.2)
     assert all(error.mean < 0.02 for error in calibration.errors.values()), calibration.errors
 
@@ -150,6 +156,7 @@ def test_a_journal_tells_the_steps_that_there_were(recorded: tuple[list[Measured
         read = list(steps_of_journal(file, 7))
     assert [step.shape for step in read] == [step.shape for step in steps]
     assert [step.step_s for step in read] == [step.step_s for step in steps]
+    assert [step.before for step in read] == [step.before for step in steps]
     assert [step.gap_s for step in read] == pytest.approx([step.gap_s for step in steps])
     assert read[0].group == 7 and read[-1].group == 7 + (len(read) - 1) // 16
 
@@ -222,8 +229,7 @@ def check(calibration: Calibration) -> float:
     cost = SmoothCost(calibration.coefficients)
     host = cost.coefficients.host
     return max(
-        abs(cost.of_shape(step.shape) - host.step_s - CPU.of_shape(step.shape) - 1e-4) / CPU.of_shape(step.shape)
-        for step in traffic(20.0)
+        abs((cost.of_shape(step.shape, step.before) - host.step_s) / step.step_s - 1.0) for step in traffic(20.0)
     )
 
 

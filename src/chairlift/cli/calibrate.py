@@ -147,6 +147,7 @@ def summary(calibration: Calibration) -> str:
         ),
         ("step", f"{c.decode.step_s * 1e3:.3f} ms", f"{c.mixed.step_s * 1e3:.3f} ms with chunks"),
         ("host", f"{c.host.step_s * 1e3:.3f} ms", f"and {c.host.row_s * 1e6:.2f} us for each row"),
+        ("change", f"{c.change_s * 1e3:.3f} ms", "for a step of another size than the one before"),
         ("noise", f"{calibration.noise:.1%}", "of steps of one shape"),
     ]
     lines = [f"{name:<14}{value:>12}  {note}".rstrip() for name, value, note in rows]
@@ -243,6 +244,7 @@ def _cpu_name() -> str:
 
 def _read(paths: list[Path]) -> Calibration:
     """Raises InvalidJournal for a file that cannot be read, or is not a segment."""
+    from chairlift.executors.openvino.buckets import buckets_up_to
     from chairlift.sim.calibrate.calibration import calibrate
     from chairlift.sim.calibrate.from_journal import steps_of_journal
 
@@ -257,7 +259,8 @@ def _read(paths: list[Path]) -> Calibration:
         except InvalidJournal as error:
             raise InvalidJournal(f"{path}: {error}") from error
     engine: dict[str, Any] = {"journal": ", ".join(path.name for path in paths)}
-    return calibrate(steps, source="journal", engine=engine)
+    most = max((step.shape.num_tokens for step in steps), default=1)
+    return calibrate(steps, token_sizes=tuple(buckets_up_to(most)), source="journal", engine=engine)
 
 
 def _read_profile(prefix: Path, num_layers: int | None, max_context: int) -> Calibration:

@@ -9,6 +9,7 @@ from chairlift.core.engine import Observer, Recorder
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits
+from chairlift.sim.cost.changing import for_one_engine
 from chairlift.sim.cost.model import CostModel
 from chairlift.sim.cost.noise import NoisyCost
 from chairlift.sim.replica import Replica, StepListener
@@ -56,7 +57,9 @@ class EngineSetup:
         scheduler: Scheduler | None = None,
     ) -> Replica:
         """An engine that has served nothing yet, on `scheduler` if somebody else must know it too."""
-        cost = NoisyCost(self.cost, self.noise, noise_seed) if self.noise else self.cost
+        cost = for_one_engine(self.cost)
+        if self.noise:
+            cost = NoisyCost(cost, self.noise, noise_seed)
         return Replica(
             name, self.scheduler() if scheduler is None else scheduler, cost, recorder=recorder, on_step=on_step
         )

@@ -97,7 +97,7 @@ def held_out_errors(steps: Iterable[Measured], cost: SmoothCost) -> dict[Regime,
     pairs: dict[Regime, list[tuple[float, float]]] = {}
     for step in steps:
         model = device if step.gap_s is None else cost
-        pairs.setdefault(step.shape.regime, []).append((model.of_shape(step.shape), step.period_s))
+        pairs.setdefault(step.shape.regime, []).append((model.of_shape(step.shape, step.before), step.period_s))
     return {regime: error_of(pairs[regime]) for regime in REGIMES if regime in pairs}
 
 
@@ -114,7 +114,7 @@ def noise_of(steps: Sequence[Measured], cost: SmoothCost) -> float:
     device = _without_host(cost)
     logs: dict[tuple[int, object], list[float]] = {}
     for step in steps:
-        predicted = device.of_shape(step.shape)
+        predicted = device.of_shape(step.shape, step.before)
         if predicted > 0.0 and step.step_s < OUTLIER * predicted:
             logs.setdefault((step.group, step.shape.regime), []).append(math.log(step.step_s / predicted))
     deviations: list[float] = []
@@ -165,7 +165,13 @@ def load_calibration(path: Path) -> Calibration:
 def _check(c: Coefficients) -> None:
     """Raises ValueError on what no fit gives."""
     parts = (c.decode, c.mixed, c.chunks, c.host)
-    numbers = [c.weights_s, c.token_s, c.output_s, *(getattr(p, name) for p in parts for name in p.__slots__)]
+    numbers = [
+        c.weights_s,
+        c.token_s,
+        c.output_s,
+        c.change_s,
+        *(getattr(p, name) for p in parts for name in p.__slots__),
+    ]
     if not all(0.0 <= number < math.inf for number in numbers):
         raise ValueError("coefficients must be numbers of at least 0")
     if not 1.0 <= c.power <= 64.0 or c.chunks.tile < 1:

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.calibrate.nnls import solve_nonnegative
+from chairlift.sim.cost.changing import padded
 from chairlift.sim.cost.shape import chunk_sums
-from chairlift.sim.cost.smooth import ChunkCosts, Coefficients, HostCosts, RowCosts, SmoothCost, padded
+from chairlift.sim.cost.smooth import ChunkCosts, Coefficients, HostCosts, RowCosts, SmoothCost
 
 Floats = NDArray[np.float64]
 
@@ -37,8 +38,8 @@ OUTLIER = 3.0
 """A step that took so many times what is predicted for it was disturbed: it says nothing about the others."""
 PULL = 1e-6
 """Of coefficients towards their priors, relative to what the steps say: felt where these say nothing."""
-NUM_BODY, NUM_ROWS, NUM_CHUNKS = 2, 3, 6
-"""Columns: the body and the outputs; of decode steps and of mixed ones; of chunks and of steps that have some."""
+NUM_BODY, NUM_ROWS, NUM_CHUNKS = 3, 3, 6
+"""Columns: body, outputs and changes; of decode steps and of mixed ones; of chunks and of steps that have some."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class _Table:
 
     tokens: Floats
     outputs: Floats
+    changes: Floats
     rows: Floats
     contexts: Floats
     chunks: Floats
@@ -60,6 +62,7 @@ class _Table:
         return _Table(
             self.tokens[chosen],
             self.outputs[chosen],
+            self.changes[chosen],
             self.rows[chosen],
             self.contexts[chosen],
             self.chunks[chosen],
@@ -142,6 +145,7 @@ def _fit_body(
         power=power,
         token_sizes=sizes,
         output_s=values[1],
+        change_s=values[2],
         decode=decode,
         mixed=RowCosts(chunk_step_s if table.has_chunks.any() else decode.step_s),
         chunks=_chunk_costs(chunk_values, tile),
@@ -171,7 +175,7 @@ def _solve(
 
 
 def _columns(table: _Table, knee: float, power: float) -> Floats:
-    """Body, outputs; decode: step, rows, contexts; mixed: none, rows, contexts; chunks: step and the sums."""
+    """Body, outputs, changes; decode: step, rows, contexts; mixed: none, rows, contexts; chunks: step and the sums."""
     chunks = table.has_chunks
     alone = np.where(chunks, 0.0, 1.0)
     beside = 1.0 - alone
@@ -179,6 +183,7 @@ def _columns(table: _Table, knee: float, power: float) -> Floats:
         [
             _smooth_max(table.tokens, knee, power),
             table.outputs,
+            table.changes,
             alone,
             alone * table.rows,
             alone * table.contexts,
@@ -203,6 +208,7 @@ def _vector(c: Coefficients) -> Floats:
         [
             c.token_s,
             c.output_s,
+            c.change_s,
             *(c.decode.step_s, c.decode.row_s, c.decode.context_token_s),
             *(0.0, c.mixed.row_s, c.mixed.context_token_s),
             c.mixed.step_s,
@@ -223,7 +229,12 @@ def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None) -> Ro
     body = c.token_s * _smooth_max(mixed.tokens, c.weights_s / c.token_s, c.power) if c.token_s else 0.0
     chunks = c.chunks
     values = [chunks.chunk_s, chunks.token_s, chunks.half_square_s, chunks.prefix_token_s, chunks.tile_pair_s]
-    rest = body + c.output_s * mixed.outputs + mixed.chunks @ np.array([c.mixed.step_s, *values])
+    rest = (
+        body
+        + c.output_s * mixed.outputs
+        + c.change_s * mixed.changes
+        + mixed.chunks @ np.array([c.mixed.step_s, *values])
+    )
     columns = np.column_stack([mixed.rows, mixed.contexts])
     weights = 1.0 / mixed.seconds
     x = np.zeros(2)
@@ -250,12 +261,17 @@ def _fit_host(steps: Sequence[Measured]) -> HostCosts:
 # ---------------------------------------------------------------- columns
 
 
+def _changes(step: Measured, sizes: tuple[int, ...]) -> bool:
+    return step.before is not None and padded(step.before, sizes) != padded(step.shape.num_tokens, sizes)
+
+
 def _table_of(steps: Sequence[Measured], sizes: tuple[int, ...], tile: int) -> _Table:
     shapes = [step.shape for step in steps]
     sums = [chunk_sums(shape.chunks, tile) for shape in shapes]
     return _Table(
         tokens=np.array([padded(shape.num_tokens, sizes) for shape in shapes], np.float64),
         outputs=np.array([shape.num_outputs for shape in shapes], np.float64),
+        changes=np.array([_changes(step, sizes) for step in steps], np.float64),
         rows=np.array([shape.num_rows for shape in shapes], np.float64),
         contexts=np.array([shape.num_context_tokens for shape in shapes], np.float64),
         chunks=np.array(

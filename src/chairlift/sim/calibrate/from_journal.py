@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import msgspec
 
@@ -37,11 +38,11 @@ def steps_of_journal(lines: Iterable[bytes], first_group: int = 0) -> Iterator[M
             raise InvalidJournal("not a journal: it does not start with a segment")
         if isinstance(record, records.Segment) and record.format != records.FORMAT:
             raise InvalidJournal(f"a journal of format {record.format}; this version reads format {records.FORMAT}")
-        for shape, step_s, gap_s in reading.take(record):
-            yield Measured(shape, step_s, gap_s, first_group + num_steps // GROUP_STEPS)
+        for step in reading.take(record):
+            yield replace(step, group=first_group + num_steps // GROUP_STEPS)
             num_steps += 1
-    for shape, step_s, gap_s in reading.rest():
-        yield Measured(shape, step_s, gap_s, first_group + num_steps // GROUP_STEPS)
+    for step in reading.rest():
+        yield replace(step, group=first_group + num_steps // GROUP_STEPS)
 
 
 class _Reading:
@@ -51,31 +52,36 @@ class _Reading:
         self._decodes: list[int] = []
         self._shape: StepShape | None = None
         self._begun = 0.0
-        self._done: tuple[StepShape, float, float] | None = None
-        """Shape, seconds and end of the last step that was finished."""
+        self._before: int | None = None
+        self._num_tokens: int | None = None
+        """Of the step before, and of the one under way."""
+        self._done: Measured | None = None
+        self._ended = 0.0
+        """The last step that was finished, without its gap, and when it was."""
 
-    def take(self, record: records.Record) -> Iterator[tuple[StepShape, float, float | None]]:
+    def take(self, record: records.Record) -> Iterator[Measured]:
         match record:
             case records.Begin(now=now, plan=plan):
-                gap_s = now - self._done[2] if plan is not None and self._done is not None else None
-                yield from self._end(gap_s)
+                yield from self._end(None if plan is None else now - self._ended)
                 self._shape, self._begun = None, now
                 if plan is not None:
                     self._shape = self._shape_of(plan)
+                    self._before = self._num_tokens
+                    self._num_tokens = len(self._decodes) + len(plan.fillers) + plan.chunk_tokens
             case records.Finish(now=now):
                 if self._shape is not None and now > self._begun:
-                    self._done = self._shape, now - self._begun, now
+                    self._done = Measured(self._shape, now - self._begun, before=self._before)
+                    self._ended = now
             case _:
                 pass
 
-    def rest(self) -> Iterator[tuple[StepShape, float, float | None]]:
+    def rest(self) -> Iterator[Measured]:
         """The last step, if it was finished."""
         yield from self._end(None)
 
-    def _end(self, gap_s: float | None) -> Iterator[tuple[StepShape, float, float | None]]:
+    def _end(self, gap_s: float | None) -> Iterator[Measured]:
         if self._done is not None:
-            shape, step_s, _ = self._done
-            yield shape, step_s, gap_s
+            yield replace(self._done, gap_s=gap_s)
         self._done = None
 
     def _shape_of(self, plan: records.Plan) -> StepShape | None:

@@ -13,13 +13,15 @@ from chairlift.sim.cost.shape import REGIMES, Regime, StepShape
 class Measured:
     """One step: from where it was begun to where its result was there, and from there to where the next one began.
 
-    `gap_s` is None where the next one did not begin at once. `group` is equal for repeats of one shape.
+    `gap_s` is None where the next one did not begin at once. `group` is equal for repeats of one shape. `before` are
+    the tokens of the step before; None if that is not known.
     """
 
     shape: StepShape
     step_s: float
     gap_s: float | None = None
     group: int = 0
+    before: int | None = None
 
     @property
     def period_s(self) -> float:
@@ -28,10 +30,10 @@ class Measured:
 
 
 def medians(steps: Iterable[Measured]) -> list[Measured]:
-    """Of the repeats of each group the one in the middle, in the order of the groups."""
-    groups: dict[int, list[Measured]] = {}
+    """Of the repeats of each group the one in the middle, those after a step of another size apart."""
+    groups: dict[tuple[int, int | None], list[Measured]] = {}
     for step in steps:
-        groups.setdefault(step.group, []).append(step)
+        groups.setdefault((step.group, step.before), []).append(step)
     return [sorted(group, key=lambda step: step.step_s)[(len(group) - 1) // 2] for group in groups.values()]
 
 

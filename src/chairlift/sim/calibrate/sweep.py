@@ -8,14 +8,14 @@ meanwhile does so for all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from random import Random
 
 from chairlift.core.engine import Executor
 from chairlift.core.types import CacheShape, Chunk, Join, Limits, Request, SamplingParams, StepPlan
 from chairlift.sim.calibrate.measured import Measured
-from chairlift.sim.cost.shape import REGIMES, Regime, StepShape, shape_of
+from chairlift.sim.cost.shape import REGIMES, Regime, shape_of
 
 REPEATS = 3
 """Steps of each shape."""
@@ -74,8 +74,8 @@ def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -
             now = rig.clock()
             if now >= ends and (group >= MIN_SHAPES or now >= ends + MOST_TIMES_LONGER * seconds):
                 return
-            for shape, step_s in driver.measure(wanted):
-                yield Measured(shape, step_s, group=group)
+            for step in driver.measure(wanted):
+                yield replace(step, group=group)
     finally:
         driver.leave()
 
@@ -154,6 +154,8 @@ class _Driver:
         self._blocks = list(range(rig.cache_shape.num_blocks))
         random.shuffle(self._blocks)
         self._tokens = random.choices(range(rig.vocab_size), k=rig.limits.max_model_len + 1)
+        self._num_tokens: int | None = None
+        """That the last step computed."""
         self._leaves: list[int] = []
         """Slots that the next plan frees."""
 
@@ -170,22 +172,26 @@ class _Driver:
                 self._leaves.append(slot)
             self._run(plan)
 
-    def measure(self, wanted: Wanted) -> list[tuple[StepShape, float]]:
+    def measure(self, wanted: Wanted) -> list[Measured]:
         """Some steps of that shape, each row's context one token longer than in the one before.
 
         Sequences join in steps of their own, which are not timed: it happens once to each.
         """
         free = iter(self._blocks)
         rows = list(range(len(wanted.contexts)))
-        if rows:
+        # Two tokens of each, as the CPU back end computes a single one with a past twice.
+        width = max(1, self._rig.limits.max_num_batched_tokens // 2)
+        for first in range(0, len(rows), width):
             plan = self._plan()
-            for slot, context in zip(rows, wanted.contexts, strict=True):
+            for slot in rows[first : first + width]:
+                context = wanted.contexts[slot]
+                size = min(2, context, self._rig.limits.max_num_batched_tokens)
                 self._join(plan, slot, context, self._take(free, context + REPEATS + 1))
-                _add_chunk(plan, slot, context - 1, 1, samples=True)
+                _add_chunk(plan, slot, context - size, size, samples=True)
             self._run(plan)
         blocks = [self._take(free, start + size) for start, size, _ in wanted.chunks]
         chunk_slots = range(len(rows), len(rows) + len(blocks))
-        timed: list[tuple[StepShape, float]] = []
+        timed: list[Measured] = []
         for repeat in range(REPEATS):
             if blocks:
                 plan = self._plan()
@@ -199,7 +205,8 @@ class _Driver:
                 plan.num_context_tokens = sum(wanted.contexts) + repeat * len(rows)
             for slot, (start, size, samples) in zip(chunk_slots, wanted.chunks, strict=True):
                 _add_chunk(plan, slot, start, size, samples=samples)
-            timed.append((shape_of(plan), self._run(plan)))
+            before = self._num_tokens
+            timed.append(Measured(shape_of(plan), self._run(plan), before=before))
             self._leaves = list(chunk_slots)
         self._leaves = rows + self._leaves
         return timed
@@ -228,6 +235,7 @@ class _Driver:
     def _run(self, plan: StepPlan) -> float:
         """Seconds that the step takes; whatever the executor raises."""
         clock = self._rig.clock
+        self._num_tokens = plan.num_tokens
         begun = clock()
         self._rig.executor.submit(plan).result()
         return clock() - begun

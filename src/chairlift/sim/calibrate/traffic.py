@@ -29,9 +29,11 @@ class Listener:
     def measured(self, first_group: int) -> Iterator[Measured]:
         """The steps so far. Groups are some steps in a row."""
         following = [begun for _, begun, _ in self._steps[1:]]
+        before: int | None = None
         for number, (shape, begun, finished) in enumerate(self._steps):
             gap_s = following[number] - finished if number < len(following) else None
-            yield Measured(shape, finished - begun, gap_s, first_group + number // GROUP_STEPS)
+            yield Measured(shape, finished - begun, gap_s, first_group + number // GROUP_STEPS, before)
+            before = shape.num_tokens
 
 
 def run_traffic(

@@ -3,10 +3,12 @@
 SeedRoofline       weights and cached tokens over one bandwidth, nothing else
 smooth_roofline    a device of a table and a model's shape, with priors instead of measurements
 SmoothCost         the form both have in common with what is fitted (`sim/calibrate`)
+ChangingCost       that, with what changes of a step's size cost: one for each engine
 NoisyCost          any of them, each step multiplied by seeded noise
 WatchedCost        any of them, with a warning outside of what was measured
 """
 
+from chairlift.sim.cost.changing import ChangeModel, ChangingCost, SizeChange, for_one_engine
 from chairlift.sim.cost.hardware import DEVICES, Device, device_named
 from chairlift.sim.cost.model import CostModel, DecodeLine, LineModel
 from chairlift.sim.cost.noise import NoisyCost
@@ -21,6 +23,8 @@ __all__ = [
     "DEVICES",
     "LESSON",
     "MODELS",
+    "ChangeModel",
+    "ChangingCost",
     "ChunkCosts",
     "ChunkSums",
     "Coefficients",
@@ -34,12 +38,14 @@ __all__ = [
     "Regime",
     "RowCosts",
     "SeedRoofline",
+    "SizeChange",
     "SmoothCost",
     "Span",
     "StepShape",
     "Transformer",
     "WatchedCost",
     "device_named",
+    "for_one_engine",
     "num_kv_tokens",
     "shape_of",
     "smooth_roofline",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from chairlift.core.types import StepPlan
+from chairlift.sim.cost.changing import ChangeModel, SizeChange
 from chairlift.sim.cost.model import DecodeLine, LineModel
 from chairlift.sim.cost.shape import Regime, StepShape
 
@@ -59,6 +60,11 @@ class WatchedCost:
         if len(self._warned) < 3:
             self._look(plan)
         return self.cost(plan)
+
+    @property
+    def size_change(self) -> SizeChange | None:
+        """As of the model that is watched."""
+        return self.cost.size_change if isinstance(self.cost, ChangeModel) else None
 
     def decode_line(self, num_rows: int) -> DecodeLine:
         """As of the model that is watched. Of steps that are taken at once by it only the rows are looked at."""

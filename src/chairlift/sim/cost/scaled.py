@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import StepPlan
+from chairlift.sim.cost.changing import ChangeModel, SizeChange
 from chairlift.sim.cost.model import CostModel, DecodeLine, LineModel
 
 
@@ -45,6 +46,11 @@ class ScaledLine:
         if plan.chunks:
             return self.cost(plan) * self.factor
         return self.decode_line(len(plan.decodes) + len(plan.fillers)).seconds(plan.num_context_tokens)
+
+    @property
+    def size_change(self) -> SizeChange | None:
+        change = self.cost.size_change if isinstance(self.cost, ChangeModel) else None
+        return None if change is None else SizeChange(change.seconds * self.factor, change.token_sizes)
 
     def decode_line(self, num_rows: int) -> DecodeLine:
         line = self.cost.decode_line(num_rows)

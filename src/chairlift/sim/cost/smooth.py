@@ -6,6 +6,7 @@
     mixed     step + row * D + context_token * S                    D rows with chunks beside them
     chunks    sums over chunks of `count` tokens after `start`: see `ChunkCosts`
     host      step + row * (D + chunks)                             added, or hidden behind the device
+    change    change                                                if the step before was padded to another size
 
 A hard maximum in the body is wrong by 11 to 18 % around the knee, where batches live; the smooth one by 3 %. The same
 cached token costs two to four times more when chunks are in the step: another kernel reads it.
@@ -13,10 +14,10 @@ cached token costs two to four times more when chunks are in the step: another k
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 
 from chairlift.core.types import StepPlan
+from chairlift.sim.cost.changing import SizeChange, padded
 from chairlift.sim.cost.model import DecodeLine
 from chairlift.sim.cost.shape import ChunkSums, StepShape, chunk_sums
 
@@ -77,11 +78,13 @@ class Coefficients:
     mixed: RowCosts = field(default_factory=RowCosts)
     chunks: ChunkCosts = field(default_factory=ChunkCosts)
     host: HostCosts = field(default_factory=HostCosts)
+    change_s: float = 0.0
+    """For a step padded to another size than the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class SmoothCost:
-    """Seconds of a step by `coefficients`."""
+    """Seconds of a step by `coefficients`, but for changes of size: see `ChangingCost`."""
 
     coefficients: Coefficients
 
@@ -93,12 +96,22 @@ class SmoothCost:
         sums = chunk_sums([(chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks], tile)
         return self._with_chunks(num_rows, plan.num_context_tokens, sums)
 
-    def of_shape(self, shape: StepShape) -> float:
-        """Seconds of a step of that shape."""
-        if not shape.chunks:
-            return self.decode_line(shape.num_rows).seconds(shape.num_context_tokens)
-        sums = chunk_sums(shape.chunks, self.coefficients.chunks.tile)
-        return self._with_chunks(shape.num_rows, shape.num_context_tokens, sums)
+    @property
+    def size_change(self) -> SizeChange | None:
+        c = self.coefficients
+        return SizeChange(c.change_s, c.token_sizes) if c.change_s else None
+
+    def of_shape(self, shape: StepShape, before: int | None = None) -> float:
+        """Seconds of a step of that shape, after one of `before` tokens; None: of the same size."""
+        c = self.coefficients
+        if shape.chunks:
+            sums = chunk_sums(shape.chunks, c.chunks.tile)
+            seconds = self._with_chunks(shape.num_rows, shape.num_context_tokens, sums)
+        else:
+            seconds = self.decode_line(shape.num_rows).seconds(shape.num_context_tokens)
+        if before is None or padded(before, c.token_sizes) == padded(shape.num_tokens, c.token_sizes):
+            return seconds
+        return seconds + c.change_s
 
     def decode_line(self, num_rows: int) -> DecodeLine:
         c = self.coefficients
@@ -133,9 +146,3 @@ class SmoothCost:
         )
         host_s = host.step_s + host.row_s * (num_rows + sums.num_chunks)
         return max(device_s, host_s) if host.overlaps else device_s + host_s
-
-
-def padded(num_tokens: int, sizes: tuple[int, ...]) -> int:
-    """The first of `sizes` that holds so many tokens; past the last one, or without any, there is no padding."""
-    at = bisect_left(sizes, num_tokens)
-    return sizes[at] if at < len(sizes) else num_tokens
