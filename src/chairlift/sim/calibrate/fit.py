@@ -112,7 +112,10 @@ def _fit_body(
     pure_chunks = table.has_chunks & ~mixed
     chosen = ~mixed if pure_chunks.sum() >= FEW_STEPS or not mixed.any() else np.ones_like(mixed)
     some = table.of(chosen)
-    weights = 1.0 / some.seconds
+    # Steps with chunks and those without count alike, however many more there are of the one.
+    share = float(some.has_chunks.mean())
+    balance = np.where(some.has_chunks, 1.0 / max(share, 1e-9), 1.0 / max(1.0 - share, 1e-9)) ** 0.5
+    weights = balance / some.seconds
     loss, knee, power = math.inf, 1.0, 2.0
     largest = float(some.tokens.max())
     knees = [k for k in (2.0**i for i in range(-1, 13)) if k <= 4 * largest]
@@ -134,7 +137,7 @@ def _fit_body(
     for _ in range(3):
         predicted = _columns(some, knee, power) @ x
         ordinary = some.seconds < OUTLIER * predicted
-        weights = np.where(ordinary, 1.0 / np.maximum(predicted, 1e-9), 0.0)
+        weights = np.where(ordinary, balance / np.maximum(predicted, 1e-9), 0.0)
         loss, x = _solve(some, weights, knee, power, prior)
     values = [float(value) for value in x]
     decode = RowCosts(*values[NUM_BODY : NUM_BODY + NUM_ROWS])
