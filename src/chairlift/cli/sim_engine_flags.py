@@ -63,7 +63,8 @@ def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-tokens",
         type=count,
         metavar="TOKENS",
-        help="size of the cache (default: what fits beside the weights; with a calibration or a plain cost, 1M)",
+        help="size of the cache (default: what fits beside the weights; with a calibration that of the engine it "
+        "measured; else 1M)",
     )
     group.add_argument(
         "--block-size", type=count, default=16, metavar="TOKENS", help="of a cache block (default: %(default)s)"
@@ -275,7 +276,7 @@ def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:
         cost = calibration.cost(lambda text: print(f"chairlift: {text}", file=sys.stderr))
         if isinstance(cost, WatchedCost) and isinstance(cost.cost, SmoothCost) and arguments.host_step_ms:
             cost = WatchedCost(cost.cost.with_host(host), cost.spans, cost.warn)
-        return cost, DEFAULT_KV_CACHE_TOKENS
+        return cost, calibration.num_cache_tokens or DEFAULT_KV_CACHE_TOKENS
     model, device = transformer_named(arguments.model), device_named(arguments.device)
     num_devices, precision = arguments.tensor_parallel_size, Precision(arguments.dtype, arguments.kv_cache_dtype)
     cost = smooth_roofline(model, device, num_devices=num_devices, precision=precision, host=host)
