@@ -14,7 +14,7 @@ from chairlift.sim.calibrate.fit import fit
 from chairlift.sim.calibrate.from_profile import steps_of_profile
 from chairlift.sim.calibrate.measured import RegimeError, error_of, errors_of
 from chairlift.sim.cost import SmoothCost, StepShape, device_named, smooth_roofline, transformer_named
-from measured_steps import PROFILES, h100_bodies, sarathi, shared_traces, vtc_steps
+from measured_runs import PROFILES, h100_bodies, sarathi, shared_traces, vtc_steps
 
 TRACES = shared_traces()
 pytestmark = pytest.mark.skipif(TRACES is None, reason="../shared/traces is not there")
