@@ -61,7 +61,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add_link_flags(parser)
     group = parser.add_argument_group("search and results")
     group.add_argument(
-        "--tolerance", type=float, default=0.005, metavar="SHARE", help="of a rate (default: %(default)g)"
+        "--tolerance", type=float, default=0.01, metavar="SHARE", help="of a rate (default: %(default)g)"
     )
     group.add_argument(
         "--step-time-band",

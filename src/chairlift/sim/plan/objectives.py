@@ -113,10 +113,11 @@ class Goodput:
 
 
 def goodput_of(result: Result, objectives: Objectives, penalty: float = 1.0) -> Goodput:
-    """Per second from the start of a run to its last answer."""
-    num_all = len(result.served)
-    num_good = sum(objectives.is_good(result, served) for served in result.served)
-    duration_s = result.duration_s
-    if not num_all or not duration_s > 0.0:
+    """Per second of the time in which requests arrived: how long the last answers take is of no account."""
+    arrivals = [served.asked.arrival for served in result.served]
+    num_all = len(arrivals)
+    if num_all < 2 or not max(arrivals) > min(arrivals):
         return Goodput(0.0, 0.0, 0.0)
-    return Goodput(num_good / duration_s, (num_good - penalty * (num_all - num_good)) / duration_s, num_good / num_all)
+    rate = (num_all - 1) / (max(arrivals) - min(arrivals))
+    good = sum(objectives.is_good(result, served) for served in result.served) / num_all
+    return Goodput(good * rate, (good - penalty * (1.0 - good)) * rate, good)

@@ -11,6 +11,9 @@ from chairlift.sim.plan.search import Found, Plan
 from chairlift.sim.plan.setting import Fleet, Setting
 from chairlift.sim.plan.trial import Stage, Trial
 
+LEAST_RUN = 3.0
+"""A run says little about a rate unless arrivals last so many times as long as requests do."""
+
 
 def plan_figures(plan: Plan, stage: Stage, *, band: float, tolerance: float, penalty: float) -> dict[str, Any]:
     """The whole plan. Rates are requests per second, latencies milliseconds; None where there is no such value."""
@@ -64,6 +67,7 @@ def _found_figures(found: Found, stage: Stage) -> dict[str, Any]:
         **_trial_figures(found.trial),
         "limited_by": list(found.limited_by),
         "speed_up": stage.offered.factor(found.rate),
+        "arrival_s": (stage.offered.num_requests - 1) / found.rate,
     }
 
 
@@ -189,6 +193,11 @@ def _chosen(chosen: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         f"late or dropped one takes {goodput['penalty']:g} off",
         f"as it came  chairlift simulate with the same workload and --speed-up {chosen['speed_up']:.6g}",
     ]
+    if chosen["e2e_ms"] is not None and chosen["arrival_s"] * 1e3 < LEAST_RUN * chosen["e2e_ms"]:
+        lines.append(
+            f"too short   requests arrive for {chosen['arrival_s']:.1f} s, less than {LEAST_RUN:g} times as long as "
+            "the longest take: ask for more of them (--num-prompts)"
+        )
     if chosen["split"] is not None:
         lines.append("engines     {} that compute prompts, {} that decode".format(*chosen["split"]))
     elif chosen["num_engines"] > 1:

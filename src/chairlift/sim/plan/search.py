@@ -46,10 +46,10 @@ def highest(holds: Callable[[int], bool], start: int, stride: int, reach: int, r
             stride *= 2
             low, high = high, min(high + stride, start + reach)
     else:
+        if not holds(start - reach):
+            return None
         high, low = start, start - stride
         while not holds(low):
-            if low <= start - reach:
-                return None
             stride *= 2
             low, high = max(low - stride, start - reach), low
     while high - low > resolution:
@@ -98,7 +98,7 @@ class Search:
     """Looks for the highest rate, telling `listener` after each run."""
 
     def __init__(
-        self, stage: Stage, space: Space, *, tolerance: float = 0.005, listener: Listener | None = None
+        self, stage: Stage, space: Space, *, tolerance: float = 0.01, listener: Listener | None = None
     ) -> None:
         if not 0.0 < tolerance <= 0.5:
             raise InvalidOption("the tolerance of a rate must be above 0 and at most 0.5")
