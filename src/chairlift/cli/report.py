@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chairlift.cli.results import check_path
 from chairlift.core.errors import InvalidJournal, InvalidOption
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from chairlift.sim.result import Result
 
 EXIT_DIFFERENT = 1
+SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -129,6 +131,20 @@ def write_page(path: Path, runs: Sequence[Run]) -> None:
         path.write_text(to_html(list(runs)), encoding="utf-8")
     except OSError as error:
         raise InvalidOption(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def empty_figure(path: Path) -> Any:
+    """A figure of matplotlib to be saved at this path; asked for before anything is measured.
+
+    Raises:
+        InvalidOption: matplotlib is not installed, or cannot write such a file.
+    """
+    if path.suffix not in SUFFIXES:
+        raise InvalidOption(f"a plot is one of {', '.join(SUFFIXES)}, not {path.name}")
+    try:
+        return import_module("matplotlib.figure").Figure()
+    except ImportError as error:
+        raise InvalidOption("--plot draws with matplotlib, which is not here: pip install chairlift[plot]") from error
 
 
 def _write_pictures(folder: Path, runs: Sequence[Run]) -> list[Path]:

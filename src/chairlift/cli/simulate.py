@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
+from chairlift.cli.disaggregated_flags import add_split_flag, link, pool_setups
 from chairlift.cli.journal_flags import add_journal_flags
 from chairlift.cli.options import add_config_flag
-from chairlift.cli.report import SimulationRecord, add_window_flags, slots_window, write_page
+from chairlift.cli.report import SimulationRecord, add_window_flags, empty_figure, slots_window, write_page
 from chairlift.cli.results import check_path, write_json
 from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_setups
 from chairlift.cli.sim_workload_flags import add_workload_flags, workload
@@ -55,9 +56,16 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="N,...",
         help="with the lesson: continuous batching alone, with at most N of its slots taken, one line for each N",
     )
+    group.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE",
+        help="with the lesson: draw latency against throughput there, .png, .svg or .pdf (pip install chairlift[plot])",
+    )
     add_workload_flags(parser)
     add_simulated_engine_flags(parser)
     add_fleet_flags(parser)
+    add_split_flag(parser)
     group = parser.add_argument_group("run and results")
     group.add_argument("--until", type=float, metavar="SECONDS", help="stop the clock there, whatever is unfinished")
     group.add_argument(
@@ -86,10 +94,13 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InvalidOption: flags that make no sense.
     """
-    for path in (arguments.output_json, arguments.requests_jsonl, arguments.report):
+    for path in (arguments.output_json, arguments.requests_jsonl, arguments.report, arguments.plot):
         check_path(path)
+    if arguments.plot is not None and arguments.preset != "lesson":
+        raise InvalidOption("--plot draws the lesson; --report makes pictures of other runs")
     if arguments.preset is not None:
         return _run_preset(arguments)
+    from chairlift.sim.disaggregated import DisaggregatedSimulation
     from chairlift.sim.fleet import make_fleet
     from chairlift.sim.result import figures
     from chairlift.sim.router import make_router
@@ -101,12 +112,23 @@ def run(arguments: argparse.Namespace) -> int:
     record = None if arguments.report is None else SimulationRecord(slots_window(arguments))
     follow = None if record is None else record.follow
     setups, journal = engine_setups(arguments), None
+    if arguments.split is not None:
+        setups = pool_setups(setups, arguments.split)
     if arguments.journal is None:
         fleet = make_fleet(setups, arguments.seed or 0, follow)
     else:
         replica, journal = _recorded(arguments, setups, follow)
         fleet = [replica]
-    simulation = Simulation(workload(arguments), fleet, make_router(arguments.router))
+    routers = make_router(arguments.router), make_router(arguments.router)
+    pools = None
+    if arguments.split is None:
+        simulation = Simulation(workload(arguments), fleet, routers[0])
+    else:
+        num_prefill, _ = arguments.split
+        pools = DisaggregatedSimulation(
+            workload(arguments), fleet[:num_prefill], fleet[num_prefill:], link(arguments), routers
+        )
+        simulation = pools.simulation
     progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
 
     def watch(simulation: Simulation) -> None:
@@ -119,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     if journal is not None:
         journal.close()
-    result = simulation.result()
+    result = simulation.result() if pools is None else pools.result()
     if not result.served:
         raise InvalidOption("the workload asks nothing")
     values = figures(result, percents, limits_ms)
@@ -130,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.requests_jsonl is not None:
         _write_requests(arguments.requests_jsonl, result, with_times=arguments.token_times)
     if record is not None:
-        write_page(arguments.report, [record.picture(arguments.report.stem, result)])
+        write_page(arguments.report, [record.picture(arguments.report.stem, simulation.result())])
     return 0
 
 
@@ -230,6 +252,7 @@ class Progress:
 
 
 def _run_preset(arguments: argparse.Namespace) -> int:
+    from chairlift.report.lesson import draw_lesson
     from chairlift.sim.presets import slot_lines
 
     for name in ("requests_jsonl", "report", "journal", "trace", "tenant", "users", "replica"):
@@ -238,7 +261,10 @@ def _run_preset(arguments: argparse.Namespace) -> int:
     if arguments.preset == "slots":
         print("\n".join(slot_lines()))
         return 0
+    figure = None if arguments.plot is None else empty_figure(arguments.plot)
     rows = _print_lesson(_lesson(arguments), _caps(arguments.max_concurrent), sys.stdout)
+    if figure is not None:
+        draw_lesson(rows, figure, arguments.plot)
     if arguments.output_json is not None:
         write_json(arguments.output_json, rows)
     return 0

@@ -388,9 +388,10 @@
   const most = (values) => values.reduce((a, b) => Math.max(a, b), 0);
   const overEngines = (measure) => Math.max(1e-9, ...runs.flatMap((run) => run.engines.map(measure)));
   const isCoarse = runs.some((run) => run.engines.some((engine) => engine.steps.width > 1));
+  const mostRows = Math.max(1, overEngines((engine) => most(engine.steps.max_rows)));
   const scales = {
     waiting: Math.max(1, 1.08 * overEngines((engine) => engine.max_waiting)),
-    rows: Math.max(1, 1.08 * overEngines((engine) => most(engine.steps.max_rows))),
+    rows: 1.08 * (numSlots <= 3 * mostRows ? numSlots : mostRows),
     cache: Math.min(1, Math.max(0.001, 1.08 * overEngines((engine) =>
       most(engine.steps.held.map((held, step) => Math.max(held + engine.steps.kept[step], engine.steps.max_held[step]))) / engine.num_blocks))),
   };
@@ -972,7 +973,7 @@
         ]),
         perRun("Slots over time", () => slotRows * rowHeight + MARGIN.top + MARGIN.bottom, drawSlots, slotTip)),
       section("Waiting", "How many answers wait for a slot, preempted ones as well.", perRun("Queue length", () => 150, drawWaiting, waitingTip)),
-      section("Batch", `Rows of each step. The dashed line is the number of slots${isCoarse ? "; the thin line is the most rows of any step" : ""}.`,
+      section("Batch", `Rows of each step${numSlots <= 3 * mostRows ? "; the dashed line is the number of slots" : `, of ${count(numSlots)} slots`}${isCoarse ? "; the thin line is the most rows of any step" : ""}.`,
         legend([["decoding", block("decode")], ["prefilling", block("chunk")], ["fillers", block("hatch")]]),
         perRun("Batch occupancy", () => 170, drawRows, rowsTip)),
       section("Cache", `Share of the blocks of the key/value cache${isCoarse ? "; the thin line is the most after any step" : ""}.`,
