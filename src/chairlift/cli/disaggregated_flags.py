@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from chairlift.cli.numbers import count
@@ -11,6 +12,7 @@ from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from chairlift.sim.disaggregated import Link
+    from chairlift.sim.fleet import EngineSetup
 
 
 def add_link_flags(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +34,33 @@ def add_link_flags(parser: argparse.ArgumentParser) -> None:
         metavar="BYTES",
         help="keys and values of one token (default: as of --model in --kv-cache-dtype)",
     )
+
+
+def add_split_flag(parser: argparse.ArgumentParser) -> None:
+    """The flag that makes two pools of a fleet, with those of the link between them."""
+    add_link_flags(parser)
+    group = parser.add_argument_group("fleet")
+    group.add_argument(
+        "--split",
+        type=split,
+        metavar="P:D",
+        help="the first P engines compute prompts and the other D decode; without --replica they are all alike",
+    )
+
+
+def pool_setups(setups: list[EngineSetup], pools: tuple[int, int]) -> list[EngineSetup]:
+    """Engines for two pools, of those that the flags of a fleet describe: as many, or one for all to be like.
+
+    Raises:
+        InvalidOption: another number.
+    """
+    num_prefill, num_decode = pools
+    if len(setups) == 1:
+        setups = setups * (num_prefill + num_decode)
+    if len(setups) != num_prefill + num_decode:
+        raise InvalidOption(f"--split {num_prefill}:{num_decode} is not of {len(setups)} engines")
+    decode = [replace(setup, enable_prefix_caching=True) for setup in setups[num_prefill:]]
+    return [*setups[:num_prefill], *decode]
 
 
 def link(arguments: argparse.Namespace) -> Link:

@@ -11,8 +11,7 @@ changed, and that is what it costs:
 - nobody holds the blocks before the request joins. If it waits long for a slot in a cache that is full, they go, and
   the decode engine computes the prompt again (`num_lost_tokens` counts that; a real one would let the transfer wait);
 - what the prefill engine keeps of the prompt is free for others from the moment of its token, before the transfer ends;
-- transfers do not disturb each other, whole prompts are sent (also what the decode engine has), and hits in the prefix
-  cache of decode engines count what was transferred.
+- transfers do not disturb each other, and whole prompts are sent, also what the decode engine has.
 """
 
 from __future__ import annotations
@@ -100,6 +99,7 @@ class DisaggregatedSimulation:
         if not prefill or not decode:
             raise InvalidOption("both pools need an engine")
         self._link = link
+        self._prefill = prefill
         self.simulation = Simulation(
             map(self._asked_to_prefill, workload), [*prefill, *decode], _PoolRouter(len(prefill), *routers)
         )
@@ -128,7 +128,7 @@ class DisaggregatedSimulation:
             prompt = stage.asked.prompt
             if isinstance(prompt, StagePrompt) and not prompt.decodes:
                 served.append(self._joined(len(served), stage, prompt.handover))
-        return Result(served, self.simulation.replicas, self.simulation.now)
+        return Result(served, self.simulation.replicas, self.simulation.now, self._prefill)
 
     # ------------------------------------------------------------ on the way
 

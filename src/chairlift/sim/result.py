@@ -24,6 +24,8 @@ class Result:
     served: list[Served]
     replicas: Sequence[Replica]
     ended_at: float
+    prefilling: Sequence[Replica] | None = None
+    """Those that compute prompts, None if all do: a hit in the prefix cache of another saves nothing."""
 
     @property
     def completed(self) -> list[Served]:
@@ -128,7 +130,8 @@ def figures(
         for finish in served.finishes:
             reasons[finish.reason.value] = reasons.get(finish.reason.value, 0) + 1
     stats = [replica.scheduler.stats() for replica in result.replicas]
-    queries, hits = sum(s.prefix_queries for s in stats), sum(s.prefix_hits for s in stats)
+    looked = stats if result.prefilling is None else [replica.scheduler.stats() for replica in result.prefilling]
+    queries, hits = sum(s.prefix_queries for s in looked), sum(s.prefix_hits for s in looked)
     values: dict[str, Any] = {
         "duration": duration_s,
         "num_requests": len(result.served),
