@@ -16,7 +16,7 @@ from chairlift.sim.cost.model import CostModel, LineModel
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
 
-MIN_SKIPPED = 3
+MIN_SKIPPED = 2
 """Fewer steps are taken one by one: looking whether they are quiet costs as much."""
 
 StepListener = Callable[[StepPlan, StepOutput, float, float], None]
