@@ -141,3 +141,18 @@ def test_pictures_are_files(tmp_path: Path, journal: Path) -> None:
     for path in folder.iterdir():
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 5000
+
+
+def test_figures_of_split_engines_are_of_whole_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.html"
+    assert main([*SIMULATE, "--split", "1:1", "--report", str(path)]) == 0
+    table = capsys.readouterr().out
+    (run,) = from_html(path.read_text(encoding="utf-8"))
+    assert (run.requests, run.completed, len(run.engines)) == (60, 60, 2)
+    for name, key in (("time to first token", "ttft"), ("inter-token latency", "itl"), ("end to end", "e2e")):
+        line = next(line for line in table.splitlines() if line.startswith(name))
+        found = run.latencies[key]
+        wanted = [1e3 * value for value in (found.mean, found.p50, found.p90, found.p99)]
+        mean, p50, p90, _, p99 = map(float, line.split()[-5:])
+        assert [mean, p50, p90, p99] == pytest.approx(wanted, abs=0.0061)
+    assert sum(len(engine.answers.id) for engine in run.engines) > 60

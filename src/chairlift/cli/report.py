@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from chairlift.core.engine import Observer
     from chairlift.core.scheduler import Scheduler
     from chairlift.report.data import Run
+    from chairlift.report.outcomes import Outcomes
+    from chairlift.report.owners import Names
+    from chairlift.report.rows import About
     from chairlift.report.timeline import Timeline, Window
     from chairlift.sim.result import Result
+    from chairlift.sim.served import Served
 
 EXIT_DIFFERENT = 1
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -180,30 +184,59 @@ class SimulationRecord:
         self._timelines.append(timeline)
         return timeline
 
-    def picture(self, name: str, result: Result) -> Run:
-        """Of the whole run, with those that no step told of: they never joined, or ended between steps."""
+    def picture(self, name: str, stages: Result, whole: Result | None = None) -> Run:
+        """Of the whole run, with those that no step told of: they never joined, or ended between steps.
+
+        If a request went through several engines, as `stages` tells, `whole` tells of each request once: figures are of
+        those.
+        """
         from chairlift.report.build import make_run
-        from chairlift.report.rows import About
 
         outcomes = self._outcomes
-        outcomes.labels = {served.id: served.asked.label for served in result.served if served.asked.label}
-        for served in result.served:
+        outcomes.labels = {served.id: served.asked.label for served in stages.served if served.asked.label}
+        for served in stages.served:
             if served.error is not None:
                 outcomes.num_refused += 1
                 continue
-            asked, timeline = served.asked, self._timelines[served.replica]
+            timeline = self._timelines[served.replica]
             if all(finish.first_scheduled is None for finish in served.finishes) and not outcomes.knows(served.id):
-                timeline.add(
-                    About(
-                        id=served.id,
-                        n=asked.n,
-                        arrival=asked.arrival,
-                        num_prompt_tokens=asked.prompt.num_tokens,
-                        priority=asked.priority,
-                        principal=asked.principal,
-                        tenant=asked.tenant,
-                    )
-                )
+                timeline.add(_about(served))
             for finish in served.finishes:
                 timeline.end(finish)
-        return make_run(name, "simulation", self._timelines, outcomes)
+        if whole is None:
+            return make_run(name, "simulation", self._timelines, outcomes)
+        note = "a request is two in the pictures of engines: one that prefills it, and one with the rest of its answer"
+        return make_run(name, "simulation", self._timelines, _outcomes_of(whole, outcomes.names), [note])
+
+
+def _about(served: Served) -> About:
+    from chairlift.report.rows import About
+
+    asked = served.asked
+    return About(
+        id=served.id,
+        n=asked.n,
+        arrival=asked.arrival,
+        num_prompt_tokens=asked.prompt.num_tokens,
+        priority=asked.priority,
+        principal=asked.principal,
+        tenant=asked.tenant,
+    )
+
+
+def _outcomes_of(result: Result, names: Names) -> Outcomes:
+    """From every request at once, in the end."""
+    from chairlift.report.outcomes import Outcomes
+
+    outcomes = Outcomes(names)
+    for served in result.served:
+        if served.error is not None:
+            outcomes.num_refused += 1
+            continue
+        outcomes.ask(_about(served))
+        for finish in served.finishes:
+            outcomes.end(finish)
+    gaps = result.inter_token_latencies
+    for gap, count in zip(gaps.values, gaps.counts, strict=True):
+        outcomes.itl.add(gap, count)
+    return outcomes

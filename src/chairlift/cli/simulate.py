@@ -152,7 +152,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.requests_jsonl is not None:
         _write_requests(arguments.requests_jsonl, result, with_times=arguments.token_times)
     if record is not None:
-        write_page(arguments.report, [record.picture(arguments.report.stem, simulation.result())])
+        whole = None if pools is None else result
+        write_page(arguments.report, [record.picture(arguments.report.stem, simulation.result(), whole)])
     return 0
 
 

@@ -35,6 +35,7 @@ def make_run(
     origin = min((t.origin for t in timelines if t.origin is not None), default=0.0)
     end = max((t.last for t in timelines if t.last > -inf), default=origin)
     engines = [_engine(timeline, origin, end) for timeline in timelines]
+    outcomes.cover_names()
     groups = [
         Group(
             name=_encodable(owner),

@@ -41,8 +41,8 @@ class _Open:
 class Outcomes:
     """Takes the endings of all answers. Requests count in latencies when every answer came to its end."""
 
-    def __init__(self) -> None:
-        self.names = Names()
+    def __init__(self, names: Names | None = None) -> None:
+        self.names = Names() if names is None else names
         self.groups: list[Group] = []
         """By owner."""
         self.ttft = Values()
@@ -70,9 +70,13 @@ class Outcomes:
     def owner(self, about: About) -> int:
         """Number of who asked."""
         number = self.names.number(about.owner)
-        while len(self.groups) <= number:
-            self.groups.append(Group())
+        self.cover_names()
         return number
+
+    def cover_names(self) -> None:
+        """Have a group for every name, also of those who asked somebody else."""
+        while len(self.groups) < len(self.names.names):
+            self.groups.append(Group())
 
     def ask(self, about: About, choices: set[int] | None = None) -> None:
         """A request came; of one that began before the record, perhaps only some answers are not over."""
