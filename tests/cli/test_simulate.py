@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from chairlift.cli.main import main
+from chairlift.models.resolve import DEFAULT_MODEL
 
 SMALL = ["simulate", "--num-prompts", "40", "--request-rate", "20", "--prompt", "100", "--output", "lognormal:20:1:100"]
 
@@ -103,6 +104,20 @@ def test_a_trace_is_known_by_what_is_in_it(tmp_path: Path, capsys: pytest.Captur
     assert "0.0 % of 1200 prompt tokens found" in capsys.readouterr().out
     assert main(["simulate", "--trace", str(path), "--speed-up", "1000", "--duration", "0.0015"]) == 0
     assert "2 completed of 2" in capsys.readouterr().out
+
+
+def test_a_batch_file_in_tokens_or_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "b.jsonl"
+    body = {"prompt": "Unbelievable, internationally.", "max_tokens": 5}
+    line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": body}
+    path.write_text(json.dumps(line) + "\n" + json.dumps(line | {"custom_id": "2"}) + "\n")
+    assert main(["simulate", "--trace", str(path)]) == 0
+    assert "4 in, 10 out" in capsys.readouterr().out
+    assert main(["simulate", "--trace", str(path), "--tokenizer", DEFAULT_MODEL, "--request-rate", "0.1"]) == 0
+    out = capsys.readouterr().out
+    num_in = int(out.split("tokens ")[1].split(" in")[0])
+    assert num_in > 8 and num_in % 2 == 0
+    assert float(out.split("simulated ")[1].split(" s")[0]) > 1.0
 
 
 @pytest.mark.parametrize(

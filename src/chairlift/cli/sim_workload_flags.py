@@ -14,9 +14,9 @@ from typing import Any, get_args
 from chairlift.cli.numbers import count
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.arrivals import Arrivals, GapName, on_off, parse_phases, steady
-from chairlift.sim.lengths import Lengths, parse_lengths
+from chairlift.sim.lengths import parse_lengths
 from chairlift.sim.traces.agentic import agent_sessions
-from chairlift.sim.traces.batchfile import batch_file
+from chairlift.sim.traces.batchfile import Encode, batch_file, words
 from chairlift.sim.traces.mooncake import mooncake
 from chairlift.sim.traces.servegen import servegen
 from chairlift.sim.traces.tables import azure, column_counts, drawn, timed
@@ -47,9 +47,15 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
         choices=TRACES,
         help="mooncake: JSON lines with hash_ids; azure: TIMESTAMP and token counts; timed: lengths and arrivals in "
         "seconds; lengths: a table of lengths, at drawn arrivals; servegen: a folder of clients; sessions: of agents, "
-        "begun at drawn arrivals; batch: the OpenAI batch format (default: by what is in the file)",
+        "begun at drawn arrivals; batch: the OpenAI batch format, all at once if no rate is given (default: by what "
+        "is in the file)",
     )
     group.add_argument("--speed-up", type=float, default=1.0, metavar="F", help="arrivals come F times as fast")
+    group.add_argument(
+        "--tokenizer",
+        metavar="MODEL",
+        help="batch: a model whose tokenizer counts prompts (default: words stand for tokens)",
+    )
     group.add_argument("--start", type=float, default=0.0, metavar="SECONDS", help="servegen: from there on")
     group.add_argument(
         "--max-think-s", type=float, default=math.inf, metavar="SECONDS", help="sessions: longest pause (default: none)"
@@ -273,9 +279,29 @@ def _traced(arguments: argparse.Namespace, seed: int) -> Workload:
             starts = _arrivals(arguments).times(Random(f"{seed}/sessions"))
             asked = agent_sessions(path, starts, max_think_s=arguments.max_think_s)
         case _:
-            output: Lengths | None = None if arguments.output is None else parse_lengths(arguments.output)
-            asked = batch_file(path, output=output, seed=seed)
+            asked = _batch(arguments, path, seed)
     return asked if arguments.num_prompts is None else islice(asked, arguments.num_prompts)
+
+
+def _batch(arguments: argparse.Namespace, path: Path, seed: int) -> Iterable[Asked]:
+    """All at once, unless a rate is given."""
+    is_drawn = any(value is not None for value in (arguments.request_rate, arguments.rate_phases, arguments.on_off))
+    return batch_file(
+        path,
+        output=None if arguments.output is None else parse_lengths(arguments.output, column_counts),
+        seed=seed,
+        encode=words if arguments.tokenizer is None else _encoder(arguments.tokenizer),
+        arrivals=_arrivals(arguments).times(Random(f"{seed}/arrivals")) if is_drawn else None,
+    )
+
+
+def _encoder(name: str) -> Encode:
+    """Tokens of a text by a model's tokenizer, counted from 1: 0 is what simulated answers consist of."""
+    from chairlift.models.resolve import resolve
+    from chairlift.text.loading import load_text
+
+    tokenizer = load_text(resolve(name)).tokenizer
+    return lambda text: [token + 1 for token in tokenizer.encode(text)]
 
 
 def _num_drawn(arguments: argparse.Namespace) -> int | None:
