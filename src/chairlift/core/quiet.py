@@ -33,9 +33,9 @@ def quiet_steps(scheduler: Scheduler, token: int) -> int:
     rows = running.decoding
     if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):
         return 0
-    if any(row.matcher is not None or row.doom is not None or token in row.ends for row in rows):
+    if [row for row in rows if row.matcher is not None or row.doom is not None or token in row.ends]:
         return 0
-    num_steps = min(row.end - len(row.tokens) for row in rows) - 1
+    num_steps = min([row.end - len(row.tokens) for row in rows]) - 1
     return _affordable(scheduler, rows, num_steps) if num_steps > 0 else 0
 
 
@@ -71,17 +71,22 @@ def advance(scheduler: Scheduler, token: int, begins: Seq[float]) -> None:
     _settle(scheduler, begins)
     takes: dict[int, list[Sequence]] = {}
     fills: dict[int, list[Sequence]] = {}
+    more = [token] * num_steps
     for row in rows:
-        for step in range(_room(row, size) + 1, num_steps + 1, size):
-            takes.setdefault(step, []).append(row)
+        known = len(row.tokens)
+        first = len(row.blocks) * size - known + 2
+        if first <= num_steps:
+            for step in range(first, num_steps + 1, size):
+                takes.setdefault(step, []).append(row)
         # After step s a row has known + s tokens, of which the last is not computed.
-        for step in range(-len(row.tokens) % size + 1, num_steps + 1, size):
-            fills.setdefault(step, []).append(row)
-    for row in rows:
-        row.tokens.extend([token] * num_steps)
+        first = -known % size + 1
+        if first <= num_steps:
+            for step in range(first, num_steps + 1, size):
+                fills.setdefault(step, []).append(row)
+        row.tokens += more
     for step in sorted({*takes, *fills}):
         _apply(scheduler, takes.get(step, []), fills.get(step, []), num_steps - step)
-    scheduler._planner.needs_block = [row for row in rows if scheduler.kv.is_full(row)]
+    scheduler._planner.needs_block = [row for row in rows if len(row.blocks) * size < len(row.tokens)]
     running.num_context_tokens += num_steps * len(rows)
     running.leaves = []
     scheduler._step += num_steps
@@ -94,7 +99,7 @@ def _queue_stands(scheduler: Scheduler) -> bool:
         return True
     if scheduler.policy.scheduling_policy != "fcfs" and waiting.best_level < running.worst_level:
         return False
-    if planner.blocked_by is WaitReason.BLOCKS and not planner.may_join:
+    if planner.blocked_by is WaitReason.BLOCKS and not planner.may_join and planner.join_rule is None:
         return True
     return scheduler.limits.max_num_seqs <= running.num_taken or not running.free_slots
 
@@ -115,15 +120,13 @@ def _settle(scheduler: Scheduler, begins: Seq[float]) -> None:
         clocks.settle(begin)
 
 
-def _room(row: Sequence, block_size: int) -> int:
-    """Steps that a row can take in the blocks it has."""
-    return len(row.blocks) * block_size - len(row.tokens) + 1
-
-
 def _affordable(scheduler: Scheduler, rows: list[Sequence], num_steps: int) -> int:
     """The largest part of `num_steps` for which there are free blocks."""
     size, free = scheduler.kv.block_size, scheduler.kv.pool.num_free
-    rooms = [_room(row, size) for row in rows]
+    if len(rows) * (num_steps // size + 1) <= free:
+        return num_steps
+    # Steps that each row can take in the blocks it has.
+    rooms = [len(row.blocks) * size - len(row.tokens) + 1 for row in rows]
 
     def num_blocks(steps: int) -> int:
         return sum(-(-(steps - room) // size) for room in rooms if steps > room)

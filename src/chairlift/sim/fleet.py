@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chairlift.core.engine import Observer, Recorder
+from chairlift.core.planner import JoinRule
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits
@@ -14,7 +15,6 @@ from chairlift.sim.cost.model import CostModel
 from chairlift.sim.cost.noise import NoisyCost
 from chairlift.sim.replica import Replica, StepListener
 from chairlift.sim.workload import VOCAB_SIZE
-
 
 Follow = Callable[[str, Scheduler], Observer]
 """Makes who hears of every step of an engine, given its name and scheduler."""
@@ -36,6 +36,8 @@ class EngineSetup:
     enable_prefix_caching: bool = True
     policy: Policy = field(default_factory=Policy)
     noise: float = 0.0
+    join_rule: JoinRule | None = None
+    """Of an engine that lets others join than ours does: see `sim/rules`."""
 
     def scheduler(self) -> Scheduler:
         """Raises InvalidOption for limits that go with nothing."""
@@ -45,6 +47,7 @@ class EngineSetup:
             vocab_size=VOCAB_SIZE,
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.policy,
+            join_rule=self.join_rule,
         )
 
     def replica(
@@ -66,7 +69,7 @@ class EngineSetup:
 
 
 def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
-    """One engine of each setup, named by its place, each with noise of its own; `follow` says who hears of its steps."""
+    """One engine of each setup, named by its place, each with noise of its own; `follow` makes who hears of it."""
     fleet = []
     for i, setup in enumerate(setups):
         name, scheduler = f"engine-{i}", setup.scheduler()
