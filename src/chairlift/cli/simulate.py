@@ -77,6 +77,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME:MS",
         help="count as good what keeps these limits: ttft:200 tpot:50 e2el:9000",
     )
+    group.add_argument(
+        "--endless-cache", action="store_true", help="say as well what a prefix cache would find that never ends"
+    )
     group.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there")
     group.add_argument("--requests-jsonl", type=Path, metavar="FILE", help="write a line for each request there")
     group.add_argument("--token-times", action="store_true", help="with the time of each token in those lines")
@@ -145,6 +148,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not result.served:
         raise InvalidOption("the workload asks nothing")
     values = figures(result, percents, limits_ms)
+    if arguments.endless_cache:
+        values["endless_prefix_hit_rate"] = _endless_hit_rate(result)
     print(to_table(values, percents))
     _say_speed(result, time.monotonic() - begun)
     if arguments.output_json is not None:
@@ -179,6 +184,16 @@ def _recorded(
         scheduler=scheduler,
     )
     return replica, journal
+
+
+def _endless_hit_rate(result: Result) -> float:
+    """Of the prompts in the order in which they came, in blocks as those of the first engine."""
+    from chairlift.sim.reuse import EndlessCache
+
+    cache = EndlessCache(result.replicas[0].scheduler.kv.block_size)
+    for served in result.served:
+        cache.ask(served.asked.prompt)
+    return cache.hit_rate
 
 
 def _say_speed(result: Result, wall_s: float) -> None:

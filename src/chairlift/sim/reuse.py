@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
-from chairlift.sim.workload import Asked, Blocks, Prompt
+from chairlift.sim.workload import VOCAB_SIZE, Asked, Blocks, Prompt
 
-
-@dataclass(slots=True)
-class _Node:
-    """A content after those before it: how many of its tokens were seen, and what came after all of it."""
-
-    num_seen: int = 0
-    after: dict[int, _Node] = field(default_factory=dict)
+CONTENT_BITS = VOCAB_SIZE.bit_length()
 
 
 class EndlessCache:
-    """Every prefix that was ever asked, in whole blocks of `block_size` tokens."""
+    """Every prefix that was ever asked, in whole blocks of `block_size` tokens.
+
+    A prefix is a number; the one that a content makes of it, and how many of that content's tokens were seen there, are
+    found by both.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._root = _Node()
+        self._after: dict[int, int] = {}
+        self._num_seen: list[int] = [0]
         self.queried_tokens = 0
         self.hit_tokens = 0
 
@@ -31,16 +29,19 @@ class EndlessCache:
 
     def ask(self, prompt: Prompt) -> int:
         """Leading tokens that were asked before, at least one less than the prompt has; it is known from now on."""
-        node, found, matches = self._root, 0, True
+        after, num_seen = self._after, self._num_seen
+        prefix, found, matches = 0, 0, True
         for content, count in _contents(prompt):
-            nxt = node.after.get(content)
-            if nxt is None:
-                nxt = node.after[content] = _Node()
+            key = prefix << CONTENT_BITS | content
+            prefix = after.get(key, 0)
+            if not prefix:
+                prefix = after[key] = len(num_seen)
+                num_seen.append(0)
             if matches:
-                found += min(nxt.num_seen, count)
-                matches = nxt.num_seen >= count
-            nxt.num_seen = max(nxt.num_seen, count)
-            node = nxt
+                found += min(num_seen[prefix], count)
+                matches = num_seen[prefix] >= count
+            if num_seen[prefix] < count:
+                num_seen[prefix] = count
         found = min(found, prompt.num_tokens - 1) // self._block_size * self._block_size
         self.queried_tokens += prompt.num_tokens
         self.hit_tokens += found

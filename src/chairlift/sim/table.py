@@ -16,7 +16,8 @@ TITLES = {
 
 def to_table(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
     """What `sim.result.figures` gave, in lines."""
-    rate = figures["prefix_hit_rate"]
+    rate, endless = figures["prefix_hit_rate"], figures.get("endless_prefix_hit_rate")
+    bound = "" if endless is None else f", {100 * endless:.1f} % by an endless cache"
     head = [
         ("requests", f"{figures['completed']} completed of {figures['num_requests']}{_odd(figures)}"),
         ("simulated", f"{figures['duration']:.2f} s, {figures['request_throughput']:.2f} requests/s"),
@@ -25,7 +26,7 @@ def to_table(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
             f"{figures['total_input_tokens']} in, {figures['total_output_tokens']} out, "
             f"{figures['output_throughput']:.1f} out/s",
         ),
-        ("prefix cache", f"{100 * rate:.1f} % of {figures['prefix_queried_tokens']} prompt tokens found"),
+        ("prefix cache", f"{100 * rate:.1f} % of {figures['prefix_queried_tokens']} prompt tokens found{bound}"),
         ("preemptions", str(figures["num_preemptions"])),
     ]
     if "goodput" in figures:
