@@ -108,7 +108,9 @@ def test_an_objective_that_one_request_alone_misses_holds_at_no_rate() -> None:
     found, stage = plan(Objectives(e2e_s=0.5 * NUM_OUTPUT * STEP_S))
     assert found.chosen is None and not found.found
     figures = plan_figures(found, stage, band=0.05, tolerance=0.005, penalty=1.0)
-    assert "No setting holds" in to_lines(figures)
+    assert "No setting holds the objectives at any rate (E2E)" in to_lines(figures)
+    assert found.alone is not None and found.alone.latencies is not None
+    assert found.alone.latencies.e2e_s == pytest.approx(NUM_OUTPUT * STEP_S)
 
 
 def test_requests_that_are_refused_or_dropped_are_misses() -> None:

@@ -36,6 +36,7 @@ def plan_figures(plan: Plan, stage: Stage, *, band: float, tolerance: float, pen
         "frontier": [_found_figures(found, stage) for found in plan.found],
         "chosen": None,
         "asked": None,
+        "alone": None if plan.alone is None else {**_trial_figures(plan.alone), "missed": list(plan.alone.missed)},
     }
     if chosen is not None:
         values["chosen"] = {
@@ -134,7 +135,11 @@ def to_lines(figures: Mapping[str, Any]) -> str:
         sections.append(_frontier(figures["frontier"], percent))
     chosen = figures["chosen"]
     if chosen is None:
-        sections.append("No setting holds the objectives at any rate.")
+        alone = figures["alone"]
+        sections.append(
+            f"No setting holds the objectives at any rate ({', '.join(alone['missed'])}). However slowly they come, "
+            f"requests get, {percent} in ms: {_latencies(alone)}"
+        )
         return "\n\n".join(sections)
     sections.append(_chosen(chosen, figures))
     if figures["asked"] is not None:
@@ -209,12 +214,15 @@ def _chosen(chosen: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
 
 
 def _asked(asked: Mapping[str, Any], percent: str) -> str:
-    latencies = ", ".join(f"{name.upper()} {_shown(asked[f'{name}_ms'])}" for name in ("ttft", "itl", "e2e"))
     answer = "holds" if asked["holds"] else f"does not hold ({', '.join(asked['missed'])})"
     return (
         f"{asked['rate']:g} requests/s: {asked['verdict']}, {answer}, margin {100 * asked['margin']:+.1f} %; "
-        f"{percent} in ms: {latencies}"
+        f"{percent} in ms: {_latencies(asked)}"
     )
+
+
+def _latencies(trial: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name.upper()} {_shown(trial[f'{name}_ms'])}" for name in ("ttft", "itl", "e2e"))
 
 
 def _shown(milliseconds: float | None) -> str:

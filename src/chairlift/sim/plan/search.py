@@ -82,7 +82,8 @@ class Plan:
     """What the search came to. `found` has those that reach a higher rate than all that need no more, the slowest
     first; `chosen` is one of them, None if no setting holds the objectives at any rate.
 
-    `band` are the rates of the chosen setting with steps longer and shorter by a share.
+    `band` are the rates of the chosen setting with steps longer and shorter by a share. `alone` is what requests get
+    however slowly they come, on the largest engine, if none is chosen.
     """
 
     found: tuple[Found, ...]
@@ -92,6 +93,7 @@ class Plan:
     goodput: Goodput | None
     num_settings: int
     num_trials: int
+    alone: Trial | None = None
 
 
 class Search:
@@ -122,12 +124,13 @@ class Search:
         asked: Asked | None = None
         edges: tuple[float | None, float | None] = None, None
         goodput: Goodput | None = None
+        alone = self._alone() if chosen is None else None
         if chosen is not None:
             edges = self._rate_with(chosen, 1.0 + band), self._rate_with(chosen, 1.0 - band)
             goodput = self.stage.goodput(chosen.setting, chosen.rate if rate is None else rate, penalty)
             if rate is not None:
                 asked = self._ask(chosen, rate)
-        return Plan(tuple(found), chosen, asked, edges, goodput, self.num_tried, self.stage.num_trials)
+        return Plan(tuple(found), chosen, asked, edges, goodput, self.num_tried, self.stage.num_trials, alone)
 
     # ------------------------------------------------------------ rungs
 
@@ -255,6 +258,11 @@ class Search:
         start = self._rung(found.rate / step_factor)
         rung = self._climb(found.setting, start, self.stage.offered.num_requests, 0.0, step_factor)
         return None if rung is None else self._rate(rung)
+
+    def _alone(self) -> Trial:
+        setting = Setting(*self.space.limits[-1], self.space.policies[0], self.space.fleets[0])
+        rate = self.stage.saturated_rate(setting, self._num_short) * math.exp(-REACH)
+        return self.stage.run(setting, rate, self._num_short, to_end=True)
 
     def _ask(self, chosen: Found, rate: float) -> Asked:
         trial = self.stage.run(chosen.setting, rate, self.stage.offered.num_requests, to_end=True)
