@@ -6,11 +6,19 @@ from random import Random
 
 import pytest
 
+from chairlift.cli.report import SimulationRecord
 from chairlift.metrics.latency import percentile
 from chairlift.report.owners import MAX_OWNERS, OTHERS, Names, Service
+from chairlift.report.page import to_html
 from chairlift.report.spans import Span, Spans
 from chairlift.report.thinning import MAX_POINTS, MAX_SHARES, distribution, series
+from chairlift.report.timeline import MIN_SPANS, Budget, Window
 from chairlift.report.values import MAX_DISTINCT, Values
+from chairlift.sim.cost.plain import PlainCost
+from chairlift.sim.fleet import EngineSetup
+from chairlift.sim.router import RoundRobin
+from chairlift.sim.run import simulate
+from chairlift.sim.workload import Asked, Part, blocks
 
 
 def step(number: int) -> Span:
@@ -142,3 +150,26 @@ def test_curves_of_service_keep_their_last_point() -> None:
     assert service.points[-1] == [2.0 * 5001]
     for time, point in zip(service.times[:-1], service.points[:-1], strict=True):
         assert point == [2.0 * (time + 2)]
+
+
+def test_engines_share_what_a_page_holds() -> None:
+    """A fleet's page is not as many times larger as it has engines."""
+    record = SimulationRecord(Window(), Budget(num_stays=100, num_chunks=10_000))
+    setup = EngineSetup(cost=PlainCost(0.005), max_num_seqs=4, num_blocks=64)
+    fleet = []
+    for number in range(64):
+        scheduler = setup.scheduler()
+        follower = record.follow(f"engine-{number}", scheduler)
+        fleet.append(setup.replica(f"engine-{number}", scheduler=scheduler, on_step=follower.on_step))
+    asked = [
+        Asked(arrival=0.01 * number, prompt=blocks(Part(number + 1, number + 1, 8)), num_output=160)
+        for number in range(240)
+    ]
+    run = record.picture("fleet", simulate(asked, fleet, RoundRobin()))
+    assert sum(len(engine.stays.slot) for engine in run.engines) == 100
+    assert max(len(engine.steps.begin) for engine in run.engines) <= MIN_SPANS
+    assert max(engine.num_steps for engine in run.engines) > MIN_SPANS
+    assert all(len(engine.curves.time) <= MIN_SPANS + 1 for engine in run.engines)
+    assert sum(engine.curves.service[0][-1] for engine in run.engines) == 240 * (8 + 2 * 160)
+    assert sum(sum(engine.steps.tokens) for engine in run.engines) == 240 * (8 + 159)
+    assert len(to_html([run])) < 1_000_000

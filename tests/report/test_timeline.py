@@ -15,7 +15,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import StepOutput, StepPlan
 from chairlift.metrics.latency import percentile
 from chairlift.report.data import Distribution, Run
-from chairlift.report.timeline import Window
+from chairlift.report.timeline import Budget, Window
 from chairlift.sim.result import Result, latencies
 from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
@@ -32,6 +32,8 @@ class Witness:
     steps: list[tuple[float, float, int, int, int, int]] = field(default_factory=list)
     """(begin, end, decodes, chunks, fillers, blocks in use)."""
     seated: dict[int, tuple[int, int]] = field(default_factory=dict)
+    fillers: list[tuple[int, float, float]] = field(default_factory=list)
+    """(slot, begin, end) of each step in which a row was computed for nobody."""
     occupied: list[tuple[int, int, int, float, float]] = field(default_factory=list)
     """(slot, request, choice, begin, end) of each step in which a row was computed for an answer."""
     tokens: dict[tuple[int, int], list[float]] = field(default_factory=dict)
@@ -46,6 +48,7 @@ class Witness:
             self.owners[join.request.id] = join.request.principal
         for slot in [*plan.decodes, *(chunk.slot for chunk in plan.chunks)]:
             self.occupied.append((slot, *self.seated[slot], begun, finished))
+        self.fillers += [(slot, begun, finished) for slot in plan.fillers]
         for chunk in plan.chunks:
             owner = self.owners[self.seated[chunk.slot][0]]
             self.chunk_tokens[owner] = self.chunk_tokens.get(owner, 0) + chunk.count
@@ -80,8 +83,8 @@ class Both:
 
 
 @cache
-def pictured(seed: int, window: Window | None = None) -> tuple[Result, Run, Witness]:
-    return Both(SimulationRecord(Window() if window is None else window)).run(seed)
+def pictured(seed: int, window: Window | None = None, num_stays: int = 1 << 20) -> tuple[Result, Run, Witness]:
+    return Both(SimulationRecord(Window() if window is None else window, Budget(num_stays))).run(seed)
 
 
 def about(value: float) -> object:
@@ -137,7 +140,7 @@ def test_totals_are_those_of_the_run(seed: int) -> None:
     assert run.refused == sum(served.error is not None for served in result.served)
     assert run.output_tokens == result.num_output_tokens == sum(map(len, witness.tokens.values()))
     assert run.preemptions == result.replicas[0].scheduler.stats().num_preemptions
-    assert run.preemptions == sum(served.finishes[0].num_preemptions for served in result.served if served.finishes)
+    assert run.preemptions == sum(finish.num_preemptions for served in result.served for finish in served.finishes)
     assert engine.num_steps == tally.num_steps
     assert engine.busy_s == about(tally.busy_s)
     assert engine.num_filler_rows == tally.num_filler_rows
@@ -193,13 +196,19 @@ def test_whoever_is_computed_sits_in_a_slot_and_nobody_else_does(seed: int) -> N
 @pytest.mark.parametrize("seed", SEEDS)
 def test_fillers_are_drawn_for_as_long_as_they_were_computed(seed: int) -> None:
     _, run, witness = pictured(seed)
-    stays = run.engines[0].stays
-    drawn = sum(held - left for left, held in zip(stays.left, stays.held_until, strict=True) if held >= 0)
-    computed = sum((end - begin) * fillers for begin, end, _, _, fillers, _ in witness.steps)
-    idle = sum(after[0] - before[1] for before, after in pairwise(witness.steps))
-    assert computed - 1e-3 <= drawn <= computed + idle * 16 + 1e-3
-    if not computed:
-        assert drawn == 0
+    stays, num_slots = run.engines[0].stays, run.engines[0].num_slots
+    held: dict[int, list[tuple[float, float]]] = {}
+    for slot, left, until in zip(stays.slot, stays.left, stays.held_until, strict=True):
+        if until >= 0:
+            held.setdefault(slot, []).append((left, until))
+    for slot, begin, end in witness.fillers:
+        assert any(left <= begin + 1.1e-6 and end <= until + 1.1e-6 for left, until in held[slot])
+    drawn = sum(until - left for spans in held.values() for left, until in spans)
+    computed = sum(end - begin for _, begin, end in witness.fillers)
+    # A step of chunks alone computes no fillers, and between two steps nothing is computed.
+    others = run.duration_s - sum(end - begin for begin, end, _, _, fillers, _ in witness.steps if fillers)
+    assert drawn <= computed + num_slots * others + 1e-3
+    assert bool(drawn) <= (run.engines[0].num_filler_rows > 0)
 
 
 def waiting_at(result: Result, run: Run, time: float) -> int:
@@ -261,12 +270,14 @@ def test_a_window_keeps_the_stays_that_touch_it_whole() -> None:
 
 def test_a_long_run_is_cut_where_the_page_would_be_too_large_and_says_so() -> None:
     _, whole, _ = pictured(5)
-    _, part, _ = pictured(5, Window(max_stays=20))
+    _, part, _ = pictured(5, num_stays=20)
     engine = part.engines[0]
-    assert len(engine.stays.slot) <= 20 + engine.num_slots
+    assert len(engine.stays.slot) == 20
     assert engine.stays_until < part.duration_s
-    ends = whole.engines[0].stays
-    assert len(engine.stays.slot) == sum(joined < engine.stays_until for joined in ends.joined)
+    everybody = whole.engines[0].stays
+    assert sum(joined < engine.stays_until - 1e-6 for joined in everybody.joined) <= 20
+    found = list(zip(engine.stays.slot, engine.stays.joined, engine.stays.left, strict=True))
+    assert found == list(zip(everybody.slot, everybody.joined, everybody.left, strict=True))[:20]
     assert any("slots are shown up to" in note for note in part.notes)
     assert not whole.notes
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chairlift.report.outcomes import Outcomes
     from chairlift.report.owners import Names
     from chairlift.report.rows import About
-    from chairlift.report.timeline import Timeline, Window
+    from chairlift.report.timeline import Budget, Timeline, Window
     from chairlift.sim.result import Result
     from chairlift.sim.served import Served
 
@@ -169,18 +169,20 @@ def _write_pictures(folder: Path, runs: Sequence[Run]) -> list[Path]:
 class SimulationRecord:
     """Follows the engines of a simulation, for its picture."""
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: Window, budget: Budget | None = None) -> None:
         from chairlift.report.outcomes import Outcomes
+        from chairlift.report.timeline import Budget
 
         self._outcomes = Outcomes()
         self._window = window
+        self._budget = Budget() if budget is None else budget
         self._timelines: list[Timeline] = []
 
     def follow(self, name: str, scheduler: Scheduler) -> Observer:
         """Hears of the steps of one engine; engines come in the order of their numbers."""
         from chairlift.report.timeline import Timeline
 
-        timeline = Timeline(name, scheduler, self._outcomes, origin=0.0, window=self._window)
+        timeline = Timeline(name, scheduler, self._outcomes, origin=0.0, window=self._window, budget=self._budget)
         self._timelines.append(timeline)
         return timeline
 

@@ -20,21 +20,25 @@ from chairlift.report.outcomes import Outcomes
 from chairlift.report.rows import Answer, Left, Stay
 from chairlift.report.spans import Span
 from chairlift.report.thinning import MAX_POINTS, distribution, rounded, series
-from chairlift.report.timeline import Timeline
+from chairlift.report.timeline import MIN_SPANS, Timeline
 
 NONE = -1.0
 """Where there is no such time."""
+FULL_ENGINES = 2
+"""As many have curves as fine as one alone has; more of them share."""
 
 
 def make_run(
     name: str, source: str, timelines: Sequence[Timeline], outcomes: Outcomes, notes: Sequence[str] = ()
 ) -> Run:
     """The picture of a run whose engines are these."""
+    share = min(1.0, FULL_ENGINES / max(1, len(timelines)))
     for timeline in timelines:
-        timeline.close()
+        timeline.close(share)
     origin = min((t.origin for t in timelines if t.origin is not None), default=0.0)
     end = max((t.last for t in timelines if t.last > -inf), default=origin)
-    engines = [_engine(timeline, origin, end) for timeline in timelines]
+    max_points = max(MIN_SPANS, int(MAX_POINTS * share))
+    engines = [_engine(timeline, origin, end, max_points) for timeline in timelines]
     outcomes.cover_names()
     groups = [
         Group(
@@ -93,17 +97,17 @@ def _notes(timelines: Sequence[Timeline], outcomes: Outcomes, engines: Sequence[
         if engine.steps.width > 1:
             notes.append(f"{where}occupancy and cache use are means of {engine.steps.width} steps each")
         if engine.waiting.low:
-            notes.append(f"{where}the queue is shown as mean, least and most of {MAX_POINTS} equal times")
+            notes.append(f"{where}the queue is shown as mean, least and most of {len(engine.waiting.time)} equal times")
     if any(values.is_rounded for values in (outcomes.ttft, outcomes.itl, outcomes.e2e)):
         notes.append("latencies are rounded to four digits: there were too many different ones to keep")
     return notes
 
 
-def _engine(timeline: Timeline, origin: float, end: float) -> Engine:
+def _engine(timeline: Timeline, origin: float, end: float, max_points: int) -> Engine:
     scheduler = timeline.scheduler
     num_slots = scheduler.started_with.max_num_seqs
     waiting, max_waiting = series(
-        zip(timeline.queue_times, timeline.queue_changes, strict=True), origin, max(end, origin)
+        zip(timeline.queue_times, timeline.queue_changes, strict=True), origin, max(end, origin), max_points
     )
     stays = sorted(timeline.stays, key=lambda stay: (stay.joined, stay.slot))
     numbers: dict[Answer, int] = {}

@@ -85,15 +85,20 @@ class Service:
         if self._num_samples % self._every:
             return
         if len(self.times) >= MAX_POINTS:
-            self.times, self.points = self.times[1::2], self.points[1::2]
-            self._every *= 2
+            self._halve()
             if self._num_samples % self._every:
                 return
         self._note(now)
 
-    def close(self, now: float) -> None:
-        """Nothing more comes: the last moment is one of the curves."""
-        if self._num_samples and (not self.times or self._num_samples % self._every):
+    def _halve(self) -> None:
+        self.times, self.points = self.times[1::2], self.points[1::2]
+        self._every *= 2
+
+    def close(self, now: float, max_points: int = MAX_POINTS) -> None:
+        """Nothing more comes: the last moment is one of the curves. Make do with so many before it."""
+        while len(self.times) > max_points:
+            self._halve()
+        if self._num_samples and (not self.times or self.times[-1] < now):
             self._note(now)
 
     def _note(self, now: float) -> None:

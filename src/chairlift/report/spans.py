@@ -66,11 +66,20 @@ class Spans:
             spans[-1].take(step)
             return
         if len(spans) == self._max_spans:
-            for first, second in zip(spans[::2], spans[1::2], strict=False):
-                first.take(second)
-            del spans[1::2]
-            self.width *= 2
+            self._halve()
             if spans[-1].num_steps < self.width:
                 spans[-1].take(step)
                 return
         spans.append(step)
+
+    def shrink(self, max_spans: int) -> None:
+        """Make do with fewer spans from here on."""
+        self._max_spans = max_spans
+        while len(self.spans) > max_spans:
+            self._halve()
+
+    def _halve(self) -> None:
+        for first, second in zip(self.spans[::2], self.spans[1::2], strict=False):
+            first.take(second)
+        del self.spans[1::2]
+        self.width *= 2

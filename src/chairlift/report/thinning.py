@@ -22,7 +22,9 @@ def rounded(seconds: float) -> float:
     return round(seconds, 6)
 
 
-def series(changes: Iterable[tuple[float, int]], begin: float, end: float) -> tuple[Series, int]:
+def series(
+    changes: Iterable[tuple[float, int]], begin: float, end: float, max_points: int = MAX_POINTS
+) -> tuple[Series, int]:
     """A count that starts at 0 and changes at times, from `begin` to `end`; and the most it ever was.
 
     What happens at one time happens at once; changes before `begin` are there from the start.
@@ -38,19 +40,19 @@ def series(changes: Iterable[tuple[float, int]], begin: float, end: float) -> tu
             times.append(time)
             values.append(level)
     most = max(values)
-    if len(times) <= MAX_POINTS:
+    if len(times) <= max_points:
         return Series([rounded(time - begin) for time in times], [float(value) for value in values]), most
-    return _binned(times, values, begin, max(end, times[-1])), most
+    return _binned(times, values, begin, max(end, times[-1]), max_points), most
 
 
-def _binned(times: list[float], values: list[int], begin: float, end: float) -> Series:
+def _binned(times: list[float], values: list[int], begin: float, end: float, num: int) -> Series:
     """Means, least and most of equal pieces of time."""
-    width = (end - begin) / MAX_POINTS
+    width = (end - begin) / num
     thin = Series([], [], [], [])
     place = 0
-    for number in range(MAX_POINTS):
+    for number in range(num):
         left = begin + number * width
-        right = end if number == MAX_POINTS - 1 else left + width
+        right = end if number == num - 1 else left + width
         area, low, high, now = 0.0, values[place], values[place], left
         while place + 1 < len(times) and times[place + 1] < right:
             area += values[place] * (times[place + 1] - now)

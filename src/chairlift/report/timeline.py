@@ -14,25 +14,37 @@ from math import inf
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Finish, Join, Request, StepOutput, StepPlan
 from chairlift.report.outcomes import Outcomes
-from chairlift.report.owners import Service
+from chairlift.report.owners import MAX_POINTS, Service
 from chairlift.report.rows import LEFT, About, Answer, Left, Row, Stay, about
 from chairlift.report.spans import MAX_SPANS, Span, Spans
 
 MAX_STAYS = 12_000
 MAX_CHUNKS = 30_000
+MIN_SPANS = 128
+"""Of each engine, and points of its curves, however many engines share a page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The part of a run of which every stay in a slot is kept, in seconds from its start, and how many at most.
-
-    Stays are kept whole: past either number, those are left out that would begin later.
-    """
+    """The part of a run of which every stay in a slot is kept, in seconds from its start."""
 
     begin: float = 0.0
     end: float = inf
-    max_stays: int = MAX_STAYS
-    max_chunks: int = MAX_CHUNKS
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many stays, and chunks in them, may still be kept: of all engines of a run together.
+
+    Stays are kept whole. When one of the two is used up, those are left out that begin later.
+    """
+
+    num_stays: int = MAX_STAYS
+    num_chunks: int = MAX_CHUNKS
+
+    @property
+    def is_spent(self) -> bool:
+        return self.num_stays <= 0 or self.num_chunks <= 0
 
 
 @dataclass(slots=True)
@@ -55,11 +67,13 @@ class Timeline:
         *,
         origin: float | None = None,
         window: Window | None = None,
+        budget: Budget | None = None,
         max_spans: int = MAX_SPANS,
     ) -> None:
         self.name = name
         self.origin = origin
         self.window = Window() if window is None else window
+        self._budget = Budget() if budget is None else budget
         self.scheduler = scheduler
         self.spans = Spans(max_spans)
         policy = scheduler.policy
@@ -79,7 +93,6 @@ class Timeline:
         self.last = -inf
         """End of the last step."""
         self.outcomes = outcomes
-        self._num_chunks = 0
         self._rows: dict[int, Row] = {}
         """By slot."""
         self._by_key: dict[tuple[int, int], Row] = {}
@@ -173,15 +186,16 @@ class Timeline:
         self.service.sample(finished)
         self.last = max(self.last, finished)
 
-    def close(self) -> None:
-        """Nothing more comes: rows that are still in their slots stay open."""
+    def close(self, share: float = 1.0) -> None:
+        """Nothing more comes: rows that are still in their slots stay open. Of what is thinned, keep this part."""
         for slot, over in self._over.items():
             self._release(slot, over)
         self._over.clear()
         for stay in self._open_stays.values():
             self._keep(stay)
         self._open_stays.clear()
-        self.service.close(self.last)
+        self.spans.shrink(max(MIN_SPANS, int(MAX_SPANS * share)))
+        self.service.close(self.last, max(MIN_SPANS, int(MAX_POINTS * share)))
 
     def _hear(self, now: float) -> None:
         if self.origin is None:
@@ -229,10 +243,10 @@ class Timeline:
         """A row takes a slot."""
         self._rows[slot] = row
         row.slot, row.stay = slot, None
-        window, origin = self.window, self.origin or 0.0
-        if now - origin >= window.end:
+        if now - (self.origin or 0.0) >= self.window.end or self._budget.is_spent:
             self.stays_until = min(self.stays_until, now)
         if now < self.stays_until:
+            self._budget.num_stays -= 1
             stay = Stay(slot, row.answer, now, row.was_preempted)
             row.stay = self._open_stays[slot] = stay
 
@@ -259,13 +273,11 @@ class Timeline:
 
     def _keep(self, stay: Stay) -> None:
         """Keep a stay that touches the window."""
-        window, origin = self.window, self.origin or 0.0
-        if stay.left is not None and stay.left - origin < window.begin:
-            return
-        self.stays.append(stay)
-        self._num_chunks += len(stay.chunks)
-        if len(self.stays) + len(self._open_stays) >= window.max_stays or self._num_chunks >= window.max_chunks:
-            self.stays_until = min(self.stays_until, stay.left if stay.left is not None else inf)
+        if stay.left is None or stay.left - (self.origin or 0.0) >= self.window.begin:
+            self.stays.append(stay)
+        else:
+            self._budget.num_stays += 1
+            self._budget.num_chunks += len(stay.chunks)
 
     def _note_queue(self, now: float, change: int) -> None:
         self.queue_times.append(now)
@@ -302,6 +314,7 @@ class Timeline:
             return
         self.service.computed(row.owner, count)
         if row.stay is not None:
+            self._budget.num_chunks -= 1
             row.stay.chunks.append((begun, finished, start, count))
 
     def _start(self, row: Row, now: float) -> None:

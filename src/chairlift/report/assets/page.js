@@ -6,7 +6,7 @@
   const MARGIN = { left: 56, right: 14, top: 8, bottom: 24 };
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4], [4, 2, 1, 2], [1, 2], [11, 2, 2, 2]];
   const MAX_OWNERS = 8;
-  const whole = { begin: 0, end: Math.max(1e-6, ...runs.map((run) => run.duration_s)) };
+  const whole = { begin: 0, end: Math.max(...runs.map((run) => run.duration_s)) || 1 };
   const view = { ...whole };
   const engines = runs.map(() => 0);
   const charts = [];
@@ -653,6 +653,10 @@
         context.fillStyle = color;
         dot(context, x(found.p50), y(0.5), 4, number);
         dot(context, x(found.p99), y(0.99), 4, number);
+      });
+      runs.forEach((run, number) => {
+        const found = run.latencies[key];
+        if (!found) return;
         latencyLabel(context, plot, x(found.p50), y(0.5), `p50 ${seconds(found.p50)}`, number);
         latencyLabel(context, plot, x(found.p99), y(0.99), `p99 ${seconds(found.p99)}`, number);
       });
