@@ -44,6 +44,19 @@ def test_figures_and_requests_as_files(tmp_path: Path, capsys: pytest.CaptureFix
     assert values["mean_ttft_ms"] == pytest.approx(mean_ttft_s * 1e3)
 
 
+def test_joins_by_the_peak_of_tokens(tmp_path: Path) -> None:
+    """Answers in a cache that only some fit into: nobody is preempted for another, as somebody is without the rule."""
+    flags = ["--kv-cache-tokens", "1200", "--prompt", "100", "--output", "100", "--watermark", "0"]
+    assert figures(tmp_path, *flags)["num_preemptions"] != 0
+    ruled = figures(tmp_path, *flags, "--join-by-peak", "10")
+    assert ruled["num_preemptions"] == 0 and ruled["completed"] == 40
+    kept = figures(tmp_path, *flags, "--kv-reservation", "max")
+    engines = [values["replicas"] for values in (ruled, kept)]
+    assert all(isinstance(replicas, list) for replicas in engines)
+    most = [replicas[0]["max_running"] for replicas in engines if isinstance(replicas, list)]
+    assert most[0] > most[1] == 5
+
+
 def test_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     """Other hash seeds put sets into another order: nothing may depend on that."""
     tenants = ["--tenant", "a,request-rate=9,turns=uniform:1:3,prefix=32", "--tenant", "b,priority=1"]

@@ -30,6 +30,7 @@ from chairlift.sim.cost.plain import PlainCost
 from chairlift.sim.cost.roofline import TOKEN_BYTES
 from chairlift.sim.fleet import EngineSetup
 from chairlift.sim.router import ROUTERS
+from chairlift.sim.rules.peak import PeakTokens
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_KV_CACHE_TOKENS = 1 << 20
@@ -81,6 +82,15 @@ def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         metavar="MS",
         help="longest step to plan for, as a server on a CPU does with 250 (default: 0, no such bound)",
+    )
+    group.add_argument(
+        "--join-by-peak",
+        type=count,
+        nargs="?",
+        const=0,
+        metavar="DECODES",
+        help="let one join if the most that all hold at one time fits into the cache, so that nobody is preempted, and "
+        "the next only after so many decode steps (default: 0), as LightLLM and S-LoRA do with 10",
     )
     add_policy_flags(parser)
     _add_cost_flags(parser)
@@ -224,16 +234,22 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
     max_num_seqs = DEFAULT_MAX_NUM_SEQS if arguments.max_num_seqs is None else arguments.max_num_seqs
     if not 0.0 <= arguments.noise < 10.0:
         raise InvalidOption("--noise must be at least 0 and below 10")
+    num_blocks, rule = num_tokens // arguments.block_size, None
+    if arguments.join_by_peak is not None:
+        rule = PeakTokens(num_tokens, arguments.join_by_peak)
+        # The rule says what fits: last blocks that are not full must not say otherwise.
+        num_blocks += max_num_seqs
     return EngineSetup(
         cost=cost,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(arguments.max_num_batched_tokens, max_num_seqs),
         max_model_len=arguments.max_model_len,
-        num_blocks=num_tokens // arguments.block_size,
+        num_blocks=num_blocks,
         block_size=arguments.block_size,
         enable_prefix_caching=arguments.enable_prefix_caching,
         policy=simulated_policy(arguments),
         noise=arguments.noise,
+        join_rule=rule,
     )
 
 
