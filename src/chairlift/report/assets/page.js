@@ -985,7 +985,7 @@
         perRun("Cache use", () => 150, drawCache, cacheTip)),
       latencySection(), serviceSection());
     const notes = runs.flatMap((run, number) => run.notes.map((note) => (runs.length > 1 ? `${LETTERS[number]}: ${note}` : note)));
-    if (notes.length) main.append(section("What is not exact", "", el("ul", {}, ...notes.map((note) => el("li", { textContent: note })))));
+    if (notes.length) main.append(section("Notes", "", el("ul", {}, ...notes.map((note) => el("li", { textContent: note })))));
     document.body.append(tip);
   }
 
