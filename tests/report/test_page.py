@@ -152,3 +152,36 @@ def test_the_program_is_a_program(tmp_path: Path) -> None:
     path.write_text(program, encoding="utf-8")
     done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no browser here")
+def test_a_browser_draws_the_page_and_shows_its_figures(tmp_path: Path) -> None:
+    runs = [hostile_run(), hostile_run("other")]
+    page = tmp_path / "page.html"
+    page.write_text(to_html(runs), encoding="utf-8")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    folder = f"--user-data-dir={tmp_path / 'profile'}"
+    done = subprocess.run(
+        [str(CHROMIUM), *flags, folder, "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    outline = Outline(done.stdout)
+    assert ("data-drawn", "yes") in outline.attributes
+    assert outline.tags.count("script") == 2
+    assert not {"img", "b", "iframe"} & set(outline.tags)
+    assert outline.tags.count("canvas") > 12
+    shown = re.findall("<td[^>]*>([^<]*)</td>", done.stdout)
+    ttft = runs[0].latencies["ttft"]
+    assert f"{1e3 * ttft.p50:.3g} ms" in shown
+    assert f"{1e3 * ttft.p99:.3g} ms" in shown
+    assert shown.count("1.00 ×") > 10
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in done.stdout

@@ -939,7 +939,7 @@
         const found = run.latencies[key];
         return found ? [[runs.length > 1 ? LETTERS[number] : "", count(found.count), ...["mean", "p50", "p90", "p99", "most"].map((figure) => seconds(found[figure]))]] : [];
       });
-      panel.append(table(["", "values", "mean", "p50", "p90", "p99", "most"], rows));
+      panel.append(table(["", "values", "mean", "p50", "p90", "p99", "most"], rows, 0));
       return panel;
     });
     const entries = runs.map((_, number) => [runName(number), stroke(() => ({ color: colors[`run-${number}`], dash: number ? [6, 4] : [] }))]);
