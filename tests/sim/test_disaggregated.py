@@ -118,6 +118,25 @@ def test_a_decode_engine_computes_less_than_a_block_of_each_prompt() -> None:
     assert simulation.simulation.replicas[0].tally.num_chunk_tokens == 196
 
 
+def test_steps_that_are_skipped_change_nothing() -> None:
+    link = Link(token_bytes=1000, bandwidth=1e6, latency_s=0.02)
+    setup = replace(SETUP, cost=PlainCost(STEP_S, 1e-4, 1e-7, 2e-5))
+
+    def served(skips: bool) -> list[list[float]]:
+        heard: list[float] = []
+        listener = None if skips else lambda plan, output, begun, ended: heard.append(ended)
+        engines = [setup.replica(f"{i}", on_step=listener) for i in range(3)]
+        simulation = DisaggregatedSimulation(
+            load(80, 6.0), engines[:1], engines[1:], link, (RoundRobin(), RoundRobin())
+        )
+        simulation.run()
+        assert skips or len(heard) == sum(engine.tally.num_steps for engine in engines)
+        result = simulation.result()
+        return [times(result, served.id) for served in result.served]
+
+    assert served(skips=True) == served(skips=False)
+
+
 def test_pools_of_several_engines_share_the_work() -> None:
     _, simulation = run(load(), pools=(2, 3))
     assert all(replica.tally.num_steps for replica in simulation.simulation.replicas)
@@ -250,10 +269,10 @@ def test_a_plan_finds_the_pool_that_is_too_small() -> None:
     """A step of the prefill engine computes 4 prompts; a decode engine of 16 rows needs 9 steps for each answer."""
     setup = replace(SETUP, cost=PlainCost(STEP_S), num_blocks=1 << 14)
     kind = Kind(prompt=Fixed(128), output=Fixed(10))
-    offered = Offered(lambda: open_loop(kind, Arrivals(steady(1.0), "constant"), Contents(), 0, 300))
+    offered = Offered(lambda: open_loop(kind, Arrivals(steady(1.0), "constant"), Contents(), 0, 240))
     stage = Stage(offered, setup, Objectives(ttft_s=0.1, e2e_s=0.14), INSTANT)
     space = Space((16,), (512,), fleets=(Fleet(1, "round-robin", (1, 1)), Fleet(1, "round-robin", (1, 2))))
     plan = Search(stage, space, tolerance=0.02).plan()
     rates = {found.setting.fleet.split: found.rate for found in plan.found}
-    assert rates[1, 1] == pytest.approx(16 / (9 * STEP_S), rel=0.06)
-    assert rates[1, 2] == pytest.approx(32 / (9 * STEP_S), rel=0.06)
+    assert rates[1, 1] == pytest.approx(16 / (9 * STEP_S), rel=0.07)
+    assert rates[1, 2] == pytest.approx(32 / (9 * STEP_S), rel=0.07)

@@ -79,7 +79,7 @@ def test_an_objective_on_steps_limits_the_rows_that_may_run() -> None:
 
 
 def test_engines_behind_a_router_add_up() -> None:
-    load = offered("constant", 300)
+    load = offered("constant", 200)
     one, _ = plan(Objectives(ttft_s=0.3), load=load)
     space = Space((NUM_SEQS,), (512,), fleets=fleets([3], ["round-robin"], []))
     three, _ = plan(Objectives(ttft_s=0.3), space, load)
@@ -128,7 +128,7 @@ def test_requests_that_are_refused_or_dropped_are_misses() -> None:
 
 
 def test_a_larger_setting_is_listed_only_if_it_gives_more() -> None:
-    found, _ = plan(Objectives(ttft_s=0.5), Space((4, 8, 16), (64, 512)), offered("constant", 300))
+    found, _ = plan(Objectives(ttft_s=0.5), Space((4, 8, 16), (64, 512)), offered("constant", 240))
     settings = [(one.setting.max_num_seqs, one.setting.max_num_batched_tokens) for one in found.found]
     assert [num_seqs for num_seqs, _ in settings] == [4, 8, 16]
     assert [one.rate for one in found.found] == sorted(one.rate for one in found.found)
@@ -160,7 +160,7 @@ def test_a_rate_that_is_too_high_is_an_overload_with_a_negative_margin() -> None
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
     def figures(seed: int) -> dict[str, object]:
-        found, stage = plan(Objectives(ttft_s=0.1), Space((4, 8), (64,)), offered(number=100, seed=seed), rate=20.0)
+        found, stage = plan(Objectives(ttft_s=0.1), Space((4, 8), (64,)), offered(number=60, seed=seed), rate=20.0)
         return plan_figures(found, stage, band=0.05, tolerance=0.005, penalty=1.0)
 
     assert figures(1) == figures(1)

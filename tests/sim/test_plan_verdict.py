@@ -76,3 +76,10 @@ def test_those_who_never_join_wait_for_ever() -> None:
 def test_no_requests_are_no_backlog() -> None:
     assert judge([]).verdict is Verdict.STABLE
     assert judge([(3.0, 4.0)]).verdict is Verdict.STABLE
+    assert judge([(0.0, float(i)) for i in range(500)]).verdict is Verdict.BACKLOGGED
+
+
+def test_work_tells_better_than_joins_what_can_be_served() -> None:
+    load = served_in_turn([i / 1.2 for i in range(1000)], 1.0)
+    assert judge(load, late_share=0.4).growth == pytest.approx(0.2, abs=0.01)
+    assert judge(load, late_share=0.5).verdict is Verdict.BACKLOGGED

@@ -155,7 +155,7 @@ class DisaggregatedSimulation:
                 num_output=asked.num_output - 1,
                 ttft_within_s=None,
                 e2e_within_s=None if e2e is None else asked.arrival + e2e - lands,
-                follow=partial(self._follow, asked),
+                follow=None if asked.follow is None else partial(self._follow, asked),
             )
         ]
 

@@ -61,12 +61,13 @@ class Stage:
         """One run; `to_end` even if it fails for certain before."""
         self.num_trials += 1
         simulation = self._simulation(setting, rate, num_requests, step_factor)
-        if not to_end and not self.offered.goes_on:
-            missed = self._run_in_looks(simulation, rate, num_requests)
+        late_tokens = None
+        if not self.offered.goes_on:
+            missed, late_tokens = self._run_in_looks(simulation, rate, num_requests, to_end)
             if missed:
                 return Trial(rate, num_requests, missed)
         simulation.run()
-        return self._trial(simulation, simulation.result(), rate, num_requests)
+        return self._trial(simulation, rate, num_requests, late_tokens)
 
     def goodput(self, setting: Setting, rate: float, penalty: float) -> Goodput:
         """Of the whole workload at a rate."""
@@ -93,10 +94,17 @@ class Stage:
         return setting.simulation(workload, self.base, self.link, self.seed, step_factor)
 
     def _trial(
-        self, simulation: Simulation | DisaggregatedSimulation, result: Result, rate: float, num_requests: int
+        self,
+        simulation: Simulation | DisaggregatedSimulation,
+        rate: float,
+        num_requests: int,
+        late_tokens: int | None,
     ) -> Trial:
+        result = simulation.result()
         latencies = latencies_of(result, self.objectives.percent)
-        backlog = judge(_waits(stages_of(simulation)), GRACE_STEPS * _step_s(result))
+        num_tokens = _num_decoded(result)
+        late_share = None if late_tokens is None or not num_tokens else late_tokens / num_tokens
+        backlog = judge(_waits(stages_of(simulation)), GRACE_STEPS * _step_s(result), late_share)
         missed = self.objectives.missed(latencies)
         if backlog.verdict is Verdict.OVERLOADED:
             missed = (*missed, "overload")
@@ -106,29 +114,43 @@ class Stage:
         return Trial(rate, num_requests, missed, latencies, backlog, speed, lost)
 
     def _run_in_looks(
-        self, simulation: Simulation | DisaggregatedSimulation, rate: float, num_requests: int
-    ) -> tuple[str, ...]:
-        """Run while requests arrive, or until an objective is lost: which one."""
+        self, simulation: Simulation | DisaggregatedSimulation, rate: float, num_requests: int, to_end: bool
+    ) -> tuple[tuple[str, ...], int]:
+        """Run while requests arrive, or until an objective is lost: which one, and how many tokens were decoded in the
+        second half."""
         ttft_s, e2e_s = self.objectives.ttft_s, self.objectives.e2e_s
-        if min(ttft_s, e2e_s) == math.inf:
-            return ()
         enough = self.objectives.num_misses_to_fail(num_requests)
-        last = self.offered.sample[num_requests - 1].arrival / self.offered.factor(rate)
+        factor = self.offered.factor(rate)
+        first, last = (self.offered.sample[i].arrival / factor for i in (0, num_requests - 1))
+        num_before = 0
         for look in range(1, NUM_LOOKS + 1):
-            now = last * look / NUM_LOOKS
+            now = first + (last - first) * look / NUM_LOOKS
             simulation.run(now)
+            if 2 * look == NUM_LOOKS:
+                num_before = _num_decoded(simulation.result())
+            if to_end:
+                continue
             stages = stages_of(simulation)
-            if _num_late(stages, now, ttft_s) >= enough:
-                return ("TTFT",)
-            if isinstance(simulation, Simulation) and _num_unfinished(stages, now, e2e_s) >= enough:
-                return ("E2E",)
-        return ()
+            if ttft_s < math.inf and _num_late(stages, now, ttft_s) >= enough:
+                return ("TTFT",), 0
+            if (
+                e2e_s < math.inf
+                and isinstance(simulation, Simulation)
+                and _num_unfinished(stages, now, e2e_s) >= enough
+            ):
+                return ("E2E",), 0
+        return (), _num_decoded(simulation.result()) - num_before
 
 
 def stages_of(simulation: Simulation | DisaggregatedSimulation) -> Sequence[Served]:
     """What each engine was asked: a request in two pools is two."""
     inner = simulation.simulation if isinstance(simulation, DisaggregatedSimulation) else simulation
     return inner.served
+
+
+def _num_decoded(result: Result) -> int:
+    """Tokens that came by decoding, so far."""
+    return sum(replica.tally.num_decode_tokens for replica in result.replicas)
 
 
 def _step_s(result: Result) -> float:

@@ -4,9 +4,9 @@
              __/\\__            /            BACKLOGGED   was long once, and does not grow at the end
        _/\\__/      \\__/\\__ ___/             STABLE       neither
 
-Where somebody waited all through the last half of the arrivals, joins there tell how many can be served, and growth is
-what arrives on the whole beyond that. Else it is that of a line fitted to the queue in that half, and counts only if
-it is more than what chance does to a queue: about the square root of the number of arrivals. So a longer run tells
+Where somebody waited all through the last half of the arrivals, what was done there is all that can be done, and growth
+is what arrives on the whole beyond that. Else it is that of a line fitted to the queue in that half, and counts only
+if it is more than what chance does to a queue: about the square root of the number of arrivals. So a longer run tells
 smaller overloads.
 """
 
@@ -41,10 +41,11 @@ class Backlog:
     longest: int
 
 
-def judge(waits: Iterable[tuple[float, float]], grace_s: float = 0.0) -> Backlog:
+def judge(waits: Iterable[tuple[float, float]], grace_s: float = 0.0, late_share: float | None = None) -> Backlog:
     """The verdict on waits from arriving to joining, in seconds; infinite where nobody joined.
 
     Nobody is in the queue for the first `grace_s` seconds: who comes during a step waits for its end on any engine.
+    `late_share` is the part of all work that was done in the last half of the arrivals; without, joins there count.
     """
     pairs = sorted(waits)
     if not pairs:
@@ -57,9 +58,10 @@ def judge(waits: Iterable[tuple[float, float]], grace_s: float = 0.0) -> Backlog
     rise = _slope(late) * (last - middle)
     growth, chance = rise, math.sqrt(num_late)
     bound = max(GROWTH * num_late, chance)
-    if min(length for _, length in late) > 0 and rise > -chance:
+    if last > first and min(length for _, length in late) > 0 and rise > -chance:
         num_joined = sum(1 for _, end in pairs if middle < end <= last)
-        growth = (len(pairs) - 1) * (last - middle) / (last - first) - num_joined if last > first else 0.0
+        num_served = num_joined if late_share is None else late_share * len(pairs)
+        growth = (len(pairs) - 1) / 2.0 - num_served
         bound = GROWTH * num_late
     longest = max(length for _, length in points)
     if growth > bound:
