@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def write_pictures(folder: Path, runs: Sequence[Run]) -> list[Path]:
         figure = draw(runs)
         FigureCanvasAgg(figure)
         path = folder / f"{name}.png"
-        figure.savefig(path, dpi=DPI)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)  # names may be in any script
+            figure.savefig(path, dpi=DPI)
         written.append(path)
     return written
 
@@ -236,5 +239,6 @@ def _cdf(ax: Any, found: Distribution, name: str, color: str, line: str, marker:
 
 def _plain(text: str) -> str:
     """Names as they are: a dollar sign begins a formula otherwise, a first underscore hides a line of the legend."""
-    shown = text if len(text) <= 60 else f"{text[:59]}…"
+    shown = "".join(one if one.isprintable() else "\ufffd" for one in text)
+    shown = shown if len(shown) <= 60 else f"{shown[:59]}…"
     return f"\u200b{shown}".replace("$", r"\$")
