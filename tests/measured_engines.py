@@ -258,14 +258,22 @@ def _vllm_run(name: str, meta: dict[str, Any], workload: Path, profile: Path) ->
 
 def _num_blocks(config: Path, meta: dict[str, Any], model: Transformer) -> int:
     """Cache blocks of 16 tokens: as the engine said, or what its share of the memory holds beside the weights."""
-    for values in (meta, meta["engine_kwargs"]):
-        for key in ("num_gpu_blocks", "num_gpu_blocks_override", "num_kv_blocks", "kv_blocks"):
-            if values.get(key):
-                return int(values[key])
+    said = next(_numbers_of_blocks(meta), None)
+    if said is not None:
+        return said
     memory = json.loads(config.read_text())["nodes"][0]["instances"][0]["npu_mem"]
     weights = 2 * (model.num_body_parameters + 2 * model.num_head_parameters)
     left = memory["mem_size"] * 2**30 * memory["mem_util"] - weights
     return int(left / (2 * model.num_kv_numbers * 16))
+
+
+def _numbers_of_blocks(values: dict[str, Any]) -> Iterator[int]:
+    """Whatever is called a number of blocks, however deep."""
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _numbers_of_blocks(value)
+        elif key.endswith("blocks") and type(value) is int and value > 0:
+            yield value
 
 
 def _vllm_workload(path: Path) -> Iterator[Asked]:
