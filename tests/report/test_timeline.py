@@ -266,6 +266,7 @@ def test_a_window_keeps_the_stays_that_touch_it_whole() -> None:
     assert 0 < len(stays(part)) < len(stays(whole))
     assert part.latencies == whole.latencies
     assert part.engines[0].steps == whole.engines[0].steps
+    assert not part.notes
 
 
 def test_a_long_run_is_cut_where_the_page_would_be_too_large_and_says_so() -> None:

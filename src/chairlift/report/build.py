@@ -89,7 +89,7 @@ def _notes(timelines: Sequence[Timeline], outcomes: Outcomes, engines: Sequence[
     notes = []
     for timeline, engine in zip(timelines, engines, strict=True):
         where = f"{engine.name}: " if len(engines) > 1 else ""
-        if timeline.stays_until < inf:
+        if timeline.stays_until < inf and timeline.window.end == inf:
             notes.append(
                 f"{where}slots are shown up to {engine.stays_until:.3f} s; whoever joined later would make the page "
                 "too large"

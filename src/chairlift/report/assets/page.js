@@ -6,6 +6,7 @@
   const MARGIN = { left: 56, right: 14, top: 8, bottom: 24 };
   const DASHES = [[], [7, 4], [2, 3], [9, 3, 2, 3], [14, 4], [4, 2, 1, 2], [1, 2], [11, 2, 2, 2]];
   const MAX_OWNERS = 8;
+  const RARE = ["refused", "not over at the end", "answers aborted", "answers too late", "answers failed", "Filler rows"];
   const whole = { begin: 0, end: Math.max(...runs.map((run) => run.duration_s)) || 1 };
   const view = { ...whole };
   const engines = runs.map(() => 0);
@@ -887,6 +888,9 @@
       ["completed", (run) => run.completed, count],
       ["refused", (run) => run.refused, count],
       ["not over at the end", (run) => run.unfinished, count],
+      ["answers aborted", (run) => run.reasons.abort || 0, count],
+      ["answers too late", (run) => run.reasons.deadline || 0, count],
+      ["answers failed", (run) => run.reasons.error || 0, count],
       ["Time", (run) => run.duration_s, seconds],
       ["Output tokens per second", (run) => run.output_tokens / whole_s(run), count],
       ["Prompt tokens from the cache", (run) => (run.prompt_tokens ? run.cached_tokens / run.prompt_tokens : 0), percent],
@@ -903,7 +907,7 @@
         [`${{ ttft: "Time to first token", itl: "Inter-token latency", e2e: "End to end" }[key]}, ${figure}`, latency(key, figure), seconds])),
     ]];
     const head = runs.length > 1 ? ["", "A", "B", "B / A"] : null;
-    const isTold = ([name, measure]) => !["refused", "not over at the end", "Filler rows"].includes(name) || runs.some(measure);
+    const isTold = ([name, measure]) => !RARE.includes(name) || runs.some(measure);
     return el("div", { className: "summary" }, ...groups.map((rows) => table(head, rows.filter(isTold).map(([name, measure, write]) => {
       const values = runs.map(measure);
       const shown = values.map((value) => (value === null ? "–" : write(value)));
