@@ -13,7 +13,7 @@ from chairlift.core.policy import Policy
 from chairlift.core.types import FinishReason
 from chairlift.sim.fleet import EngineSetup, make_fleet
 from chairlift.sim.result import figures, request_figures
-from chairlift.sim.router import LeastQueued, RoundRobin
+from chairlift.sim.router import ROUTERS, LeastQueued, RoundRobin, make_router
 from chairlift.sim.run import Simulation, simulate
 from chairlift.sim.workload import Asked
 from sim.worlds import UNIT, TokenLog, asked, fleet, random_workload
@@ -87,13 +87,15 @@ def test_a_cost_that_is_no_time_is_refused() -> None:
         simulate([asked(0.0)], make_fleet([setup]), RoundRobin())
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(40))
 def test_skipping_changes_nothing_and_short_books_are_right(seed: int) -> None:
     """Once step by step with every token written down, once with quiet steps skipped."""
     log = TokenLog()
     num_engines = 1 + seed % 3
+    router = sorted(ROUTERS)[seed % len(ROUTERS)]
     results = [
-        simulate(random_workload(seed), fleet(Random(seed), num_engines, each), LeastQueued()) for each in (log, None)
+        simulate(random_workload(seed), fleet(Random(seed), num_engines, listener), make_router(router))
+        for listener in (log, None)
     ]
     stepped, skipped = (
         [

@@ -132,7 +132,7 @@ def test_a_batch_file_asks_as_long_as_it_may(tmp_path: Path) -> None:
         line(3, messages=[system, {"role": "user", "content": [{"type": "text", "text": "Who?"}]}], max_tokens=400),
     )
     first, second, third = batch_file(path, output=None)
-    assert (first.prompt.tokens(), first.num_output, first.n, first.label) == ([5, 6, 7], 9, 2, "1")
+    assert (first.prompt.tokens(), first.num_output, first.n, first.label) == ([6, 7, 8], 9, 2, "1")
     a, b = second.prompt.tokens(), third.prompt.tokens()
     assert a[:5] == b[:5] and a[5] != b[5] and len(b) == 6
     assert [asked.num_output for asked in batch_file(path, output=Fixed(6))] == [6, 4, 6]

@@ -29,6 +29,8 @@ def quiet_steps(scheduler: Scheduler, token: int) -> int:
     running = scheduler._running
     if scheduler._planned is not None or scheduler._ended.finishes or scheduler.controller.is_active:
         return 0
+    if running.has_changed and scheduler._waiting and scheduler._planner._preempts_for_slots:
+        return 0  # the next step weighs those who wait against who ran in the last one
     running.refresh_decoding()
     rows = running.decoding
     if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,9 @@ from chairlift.sim.workload import ANSWER_TOKEN
 
 MIN_SKIPPED = 2
 """Fewer steps are taken one by one: looking whether they are quiet costs as much."""
+
+MAX_AHEAD = 128
+"""Most steps planned ahead where something may come between."""
 
 StepListener = Callable[[StepPlan, StepOutput, float, float], None]
 """Hears of every step that ended: plan, output, when it began and ended."""
@@ -45,6 +50,18 @@ class Tally:
     def busy_s(self) -> float:
         """Seconds in steps that ended."""
         return self.last_end - self.idle_s
+
+
+@dataclass(slots=True)
+class _Run:
+    """Quiet steps in a row."""
+
+    begins: list[float]
+    ends: list[float]
+    num_rows: int
+    num_fillers: int
+    num_taken: int = 0
+    """Of them, applied to the scheduler."""
 
 
 class Replica:
@@ -76,6 +93,8 @@ class Replica:
         self._plan: StepPlan | None = None
         self._begun = 0.0
         self._last_s = 0.0
+        self._ahead: _Run | None = None
+        """Steps to come, begun by `look_ahead`."""
         self._line = cost if isinstance(cost, LineModel) else None
         self._changing = cost if isinstance(cost, ChangingCost) else None
         self._skips = recorder is None and on_step is None
@@ -111,20 +130,63 @@ class Replica:
         They end before `until`. If requests may come at `bound`, the last of them may be under way then: the replica is
         busy to its end. What all of this leaves behind is what one step after the other would.
         """
-        if not self._skips or bound - now < MIN_SKIPPED * self._last_s:
+        if bound - now < MIN_SKIPPED * self._last_s:
             return now
-        most = quiet_steps(self.scheduler, ANSWER_TOKEN)
-        if most < MIN_SKIPPED or self._line is None:
+        run = self._quiet_run(
+            now, bound if self._may_cross else math.inf, until if self._may_cross else min(until, bound)
+        )
+        if run is None:
             return now
+        self._take(run, len(run.begins))
+        end = run.ends[-1]
+        self.is_busy = end >= bound
+        return end
+
+    def look_ahead(self, now: float, bound: float, until: float) -> float | None:
+        """As `skip`, where requests may come at any time: `cut` then ends the run of steps at the one under way.
+
+        Gives when the run ends, to which the replica is busy; None if there is none.
+        """
+        if not self._may_cross:
+            return None
+        self._ahead = self._quiet_run(now, bound, until, MAX_AHEAD)
+        if self._ahead is None:
+            return None
+        self.is_busy = True
+        return self._ahead.ends[-1]
+
+    def cut(self, now: float) -> float | None:
+        """A request comes: when the step under way ends, if that is one of a run, which is over with it."""
+        run = self._ahead
+        if run is None:
+            return None
+        self.catch_up(now)
+        if not run.num_taken:
+            self._take(run, 1)
+        self._ahead = None
+        return run.ends[run.num_taken - 1]
+
+    def catch_up(self, now: float) -> None:
+        """Make what can be seen of the scheduler and its cache that of this moment. Changes nothing that is to come."""
+        if self._ahead is not None:
+            self._take(self._ahead, bisect_left(self._ahead.begins, now))
+
+    def _quiet_run(self, now: float, bound: float, until: float, most: int = sys.maxsize) -> _Run | None:
+        """Steps from now on in which nothing is decided, at most to the one that is under way at `bound`."""
+        line = self._line
+        if (
+            not self._skips
+            or line is None
+            or (most := min(quiet_steps(self.scheduler, ANSWER_TOKEN), most)) < MIN_SKIPPED
+        ):
+            return None
         decision = next_decision_at(self.scheduler)
         if decision is not None and decision < until:
             until = decision
-        if not self._may_cross and bound < until:
-            until = bound
         num_rows, num_fillers, num_context_tokens = quiet_rows(self.scheduler)
         if self._changing is not None and not self._changing.is_steady(num_rows + num_fillers):
-            return now
-        seconds = self._line.decode_line(num_rows + num_fillers).seconds
+            return None
+        seconds = line.decode_line(num_rows + num_fillers).seconds
         begins: list[float] = []
         ends: list[float] = []
         for _ in range(most):
@@ -135,13 +197,17 @@ class Replica:
             ends.append(end)
             now = end
             if end >= bound:
-                self.is_busy = True
                 break
             num_context_tokens += num_rows
+        return _Run(begins, ends, num_rows, num_fillers) if begins else None
+
+    def _take(self, run: _Run, num_steps: int) -> None:
+        """Apply the first so many steps of a run, those that are not applied yet."""
+        begins, ends = run.begins[run.num_taken : num_steps], run.ends[run.num_taken : num_steps]
         if begins:
+            run.num_taken = num_steps
             advance(self.scheduler, ANSWER_TOKEN, begins)
-            self._note_skipped(begins, ends, num_rows, num_fillers)
-        return now
+            self._note_skipped(begins, ends, run.num_rows, run.num_fillers)
 
     def _note_skipped(self, begins: list[float], ends: list[float], num_rows: int, num_fillers: int) -> None:
         self.ledger.decodes(num_rows, ends)
@@ -177,6 +243,9 @@ class Replica:
         plan = self._plan
         self._plan, self.is_busy = None, False
         if plan is None:
+            if self._ahead is not None:
+                self._take(self._ahead, len(self._ahead.begins))
+                self._ahead = None
             return []
         num_decodes, chunks = len(plan.decodes), plan.chunks
         num_sampled = num_decodes + (sum([chunk.samples for chunk in chunks]) if chunks else 0)

@@ -13,7 +13,10 @@ from chairlift.sim.workload import Asked
 
 
 class Router(Protocol):
-    """Sees the fleet as it is at that moment: an ideal one, whose knowledge is never late."""
+    """Sees the fleet as it is at that moment: an ideal one, whose knowledge is never late.
+
+    One that looks into schedulers tells the replicas first (`Replica.catch_up`).
+    """
 
     def route(self, asked: Asked, request: Request, replicas: Sequence[Replica]) -> int:
         """Index of the replica that serves it."""
@@ -43,6 +46,8 @@ class LeastKV:
     """Smallest share of the cache that is held, or will be by the prompts that wait."""
 
     def route(self, asked: Asked, request: Request, replicas: Sequence[Replica]) -> int:
+        for replica in replicas:
+            replica.catch_up(request.arrival)
         return _least([_load_blocks(replica) / replica.scheduler.kv.pool.num_blocks for replica in replicas])
 
 
@@ -58,6 +63,8 @@ class PrefixAware:
 
     def route(self, asked: Asked, request: Request, replicas: Sequence[Replica]) -> int:
         num_tokens = len(request.prompt)
+        for replica in replicas:
+            replica.catch_up(request.arrival)
         hits = _cached_tokens(request, replicas)
         return _least(
             [

@@ -57,6 +57,8 @@ class Simulation:
         """Of the workload; infinite when it is exhausted."""
         self._until = math.inf
         self._closed = False
+        self._ends: list[float] = [math.inf] * len(replicas)
+        """Of the steps under way, by engine."""
         self._wakes: list[float] = [math.inf] * len(replicas)
         self._read_arrival()
 
@@ -100,9 +102,12 @@ class Simulation:
         """Take the next event."""
         rank, subject = self._events.pop()
         if isinstance(subject, int):
-            awake.add(subject)
             if rank == Rank.STEP_END:
-                self._end(self.replicas[subject].finish(self.now))
+                replica = self.replicas[subject]
+                if not replica.is_busy or self._ends[subject] != self.now:
+                    return
+                self._end(replica.finish(self.now))
+            awake.add(subject)
             return
         if rank == Rank.ARRIVAL:
             self._read_arrival()
@@ -126,6 +131,8 @@ class Simulation:
         self.served.append(served)
         if asked.follow is not None:
             self._num_to_come += 1
+        if (end := self.replicas[index].cut(self.now)) is not None:
+            self._push_end(index, end)
         if self.replicas[index].add(request, served):
             awake.add(index)
         else:
@@ -148,10 +155,16 @@ class Simulation:
         replica = self.replicas[index]
         if replica.is_busy:
             return
-        now = replica.skip(now, self._undisturbed_until(), self._until)
-        end = now if replica.is_busy else replica.begin(now)
+        if self._num_to_come > (self._next_arrival < math.inf):
+            # Somebody waits for an answer, to ask on: nobody knows when requests come.
+            end = replica.look_ahead(now, self._next_arrival, self._until)
+        else:
+            now = replica.skip(now, self._next_arrival, self._until)
+            end = now if replica.is_busy else None
+        if end is None:
+            end = replica.begin(now)
         if end is not None:
-            self._events.push(end, Rank.STEP_END, index)
+            self._push_end(index, end)
             return
         self._end(replica.flush())
         wake = replica.wake_at()
@@ -163,13 +176,10 @@ class Simulation:
             self._wakes[index] = wake
             self._events.push(wake, Rank.WAKE, index)
 
-    def _undisturbed_until(self) -> float:
-        """Before then nothing happens that an engine could hear of, other than what it does itself.
-
-        Where nobody waits for an answer to ask on, that is the next arrival, whatever other engines do meanwhile.
-        """
-        num_arrivals = 1 if self._next_arrival < math.inf else 0
-        return self._next_arrival if self._num_to_come == num_arrivals else self._events.next_at
+    def _push_end(self, index: int, end: float) -> None:
+        """An engine is busy until then; what was said before of its end does not hold any longer."""
+        self._ends[index] = end
+        self._events.push(end, Rank.STEP_END, index)
 
     def _check_all_over(self) -> None:
         for replica in self.replicas:

@@ -73,7 +73,7 @@ def encode_prompt(body: Row, encode: Encode) -> list[int]:
     """
     prompt = body.values.get("prompt")
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
-        tokens = prompt
+        tokens = [token + 1 for token in prompt]  # 0 is what simulated answers consist of
     elif isinstance(prompt, str):
         tokens = encode(prompt)
     else:
