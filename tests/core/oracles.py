@@ -156,6 +156,7 @@ class Door:
         vain = any(not frees[s.key] for s in victims) and any(frees[s.key] for s in spared)
         check(not vain, "a victim freed nothing while another would have")
         check(made == (self._scheduler.kv.pool.num_free > 0), "room was made, or not, against what is said")
+        check(made or not spared, "one found no room although others come after it")
         return made
 
     # ------------------------------------------------------------ after a step was planned
@@ -190,7 +191,8 @@ class Door:
         for s in self._waiting():
             if s.request.id in self._made_room_for - self._joined:
                 reason = self._obstacle(s, plan, budget)
-                check(reason in (None, WaitReason.TOKENS), f"room was made for {s.key} in vain: {reason}")
+                steered = self._scheduler.controller.is_active and reason is WaitReason.SLOTS
+                check(steered or reason in (None, WaitReason.TOKENS), f"room was made for {s.key} in vain: {reason}")
                 self.num_in_vain += 1
 
     def _check_level(self, s: Sequence) -> None:
@@ -210,7 +212,8 @@ class Door:
         worn_out = any(self._passed[s.key] >= self._scheduler.policy.max_bypass for s in blocked)
         for s in waits:
             if obstacles[s] is None and not worn_out:
-                in_front = [b for b in blocked if not self._goes_before(s, b)]
+                # Counters move while nobody joins: who closed the queue need not be the first any longer.
+                in_front = [b for b in blocked if self._scheduler._service or not self._goes_before(s, b)]
                 closed = len(in_front) > MAX_SET_ASIDE or any(b in closers for b in in_front)
                 check(closed, f"{s.key} could have joined, and nobody stood before it that may not be passed")
 
@@ -403,9 +406,12 @@ def ideal_steps(scheduler: Scheduler, todo: list[Task], lengths: dict[Key, int])
             num_block_steps += sum(-(-(task.num_known + i) // size) for i in range(num_more))
     steps.sort(reverse=True)
     num_batches = -(-len(todo) // limits.max_num_seqs)
-    return max(
+    ideal = max(
         sum(steps[:num_batches]) if holds else steps[0],
         -(-num_tokens // limits.max_num_batched_tokens),
         -(-sum(steps) // limits.max_num_seqs),
         -(-num_block_steps // scheduler.kv.pool.num_blocks),
     )
+    # Where prefill goes first, nobody decodes in the steps that it takes.
+    num_lacking = sum(task.num_lacking for task in todo if task.num_lacking > 1)
+    return ideal + (-(-num_lacking // limits.max_num_batched_tokens) if scheduler.policy.prefill_first else 0)

@@ -158,3 +158,18 @@ def test_kept_blocks_are_used_again_least_recently_used_first() -> None:
     pool.retain(blocks[1])
     pool.drop(blocks[1], keep=True)
     assert [pool.take()[0] for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]
+
+
+def test_nobody_is_preempted_for_blocks_that_the_better_one_shares_with_it() -> None:
+    """What the victim gives up and the other takes at once is not free for anybody."""
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(4, 64, 100), CacheShape(8, 4))
+    engine.add(replace(ask(0, priority=-1), prompt=prompt(11, first=5)))
+    engine.add(replace(ask(1), prompt=prompt(13)))
+    for _ in range(3):
+        engine.step(1.0)
+    assert running(engine) == {0, 1}
+    assert engine.stats().num_used_blocks == 8
+    before = engine.stats().num_preemptions
+    engine.add(replace(ask(2, priority=-1), prompt=prompt(13)))
+    engine.step(2.0)
+    assert 2 in running(engine) or engine.stats().num_preemptions == before

@@ -390,7 +390,7 @@ class Planner:
             num_slots = 1 + self._num_followers(head)
             num_blocks = self._num_needed(head) - len(matched) + promised + self._num_spare
             slots = room + sum(1 + self._num_forking(s) for s in victims)
-            blocks = kv.num_free_after(matched) + sum(kv.num_exclusive(s) for s in victims)
+            blocks = kv.num_free_after(matched) + sum(kv.num_exclusive(s, matched) for s in victims)
             if slots < num_slots or blocks < num_blocks:
                 break
             while victims and (room < num_slots or kv.num_free_after(matched) < num_blocks):
