@@ -50,7 +50,9 @@ def test_in_the_end_each_is_charged_what_it_got() -> None:
     assert served(engine)["a"] == (21 + 2 * 30) / 2.0
     before = served(engine)["a"]
     engine.add(replace(first, id=2, params=replace(first.params, max_tokens=3)))
-    for _ in range(10):
+    step(engine)
+    assert engine.scheduler._live[2][0].paid_inputs == 1
+    for _ in range(9):
         step(engine)
     assert not engine.has_work
     assert engine.stats().prefix_hits == 20

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
     CacheShape,
@@ -414,3 +417,49 @@ def test_decoding_rows_that_do_not_change_are_planned_with_the_same_lists() -> N
     engine.add(ask(2, [1], max_tokens=20))
     drain(engine)
     assert [len(p.decodes) for p in recorder.plans[:9]] == [0, 1, 1, 1, 1, 1, 1, 2, 2]
+
+
+def test_rows_outside_a_failed_step_go_on() -> None:
+    """Where prefill goes first, those who decode have no part in a step of chunks, nor in its failure."""
+    shape = CacheShape(64, 4)
+    executor = FakeExecutor(shape)
+    policy = Policy(prefill_first=True)
+    engine = Engine(Scheduler(Limits(8, 64, 100), shape, vocab_size=VOCAB_SIZE, policy=policy), executor)
+    request = ask(1, [1, 2, 3])
+    engine.add(request)
+    first = (engine.step(0.0) or StepOutput()).tokens
+    engine.add(ask(2, [4, 5]))
+
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError
+
+    executor.fail_step = fail
+    failed = engine.step(0.0) or StepOutput()
+    executor.fail_step = None
+    assert [(f.id, f.reason) for f in failed.finishes] == [(2, FinishReason.ERROR)]
+    assert first + drain(engine)[(1, 0)] == expected_answer(request, 0, 100)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 6))
+@pytest.mark.parametrize("caching", [False, True])
+def test_scores_are_given_out_at_any_preemption_once(num_steps: int, caching: bool) -> None:
+    give_out_scores(num_steps, caching)
+
+
+def test_scores_are_given_out_once() -> None:
+    give_out_scores(2, caching=False)
+
+
+def give_out_scores(num_steps: int, caching: bool) -> None:
+    engine, _ = make_engine(budget=7, max_num_seqs=2, caching=caching)
+    request = ask(1, list(range(30)))
+    engine.add(replace(request, params=replace(request.params, prompt_logprobs=0)))
+    scored: list[int] = []
+    for step in range(40):
+        if step == num_steps:
+            preempt(engine.scheduler, engine.scheduler._live[1][0])
+        output = engine.step(0.0) or StepOutput()
+        scored += [score.token for scores in output.prompt_logprobs.values() for score in scores]
+        if not engine.has_work:
+            break
+    assert scored == list(range(1, 30))
