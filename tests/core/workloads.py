@@ -34,12 +34,12 @@ def workload(seed: int) -> list[Request]:
     rng = random.Random(seed)
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(60)] for _ in range(2)]
     requests = []
-    for number in range(rng.randint(4, 14)):
+    for number in range(rng.randint(6, 14)):
         length = rng.choice([rng.randint(1, 8), rng.randint(8, 64)])
-        kept = rng.choice([0, length // 2, length])
+        kept = rng.choice([0, length // 2, length - 1, length])
         prompt = rng.choice(stems)[:kept] + [rng.randrange(VOCAB_SIZE) for _ in range(length - kept)]
         params = SamplingParams(
-            max_tokens=rng.choice([1, 2, rng.randint(1, 16)]),
+            max_tokens=rng.choice([1, rng.randint(1, 16), 16]),
             ignore_eos=rng.random() < 0.5,
             prompt_logprobs=0 if rng.random() < 0.1 else None,
         )
@@ -48,11 +48,11 @@ def workload(seed: int) -> list[Request]:
                 number,
                 prompt,
                 params,
-                arrival=float(rng.randrange(20)),
+                arrival=float(rng.randrange(8)),
                 n=rng.choice([1, 1, 1, 2, 3]),
                 eos_token_ids=tuple(range(20)),
                 priority=rng.choice([0, 0, 1]),
-                salt=rng.choice([b"", b"", b"a"]),
+                salt=rng.choice([b"", b"", b"", b"a"]),
                 principal=rng.choice(["a", "b"]),
                 tenant=rng.choice(["", "t"]),
                 e2e_deadline=rng.choice([None, 1e6]),
@@ -70,7 +70,7 @@ class Variant:
     max_num_seqs: int = 8
     budget: int = 96
     block_size: int = 4
-    num_cells: int = 256
+    num_cells: int = 144
     """Tokens that the cache holds."""
     caching: bool = True
     preempt_every: int = 0
@@ -96,12 +96,12 @@ VARIANTS = (
     replace(PLAIN, name="room for one request", num_cells=MAX_MODEL_LEN + 4),
     replace(PLAIN, name="in another order", is_permuted=True),
     replace(PLAIN, name="by priority", policy=Policy(scheduling_policy="priority", priority_ageing_s=3.0)),
-    replace(PLAIN, name="fair", policy=Policy(scheduling_policy="fair"), num_cells=128),
-    replace(PLAIN, name="by deadline", policy=Policy(scheduling_policy="deadline"), num_cells=128),
+    replace(PLAIN, name="fair", policy=Policy(scheduling_policy="fair"), num_cells=96),
+    replace(PLAIN, name="by deadline", policy=Policy(scheduling_policy="deadline"), num_cells=96),
     replace(PLAIN, name="static", policy=Policy(batching="static")),
     replace(PLAIN, name="dynamic", policy=Policy(batching="dynamic", max_batch_wait_s=4.0)),
     replace(PLAIN, name="reserved", policy=Policy(kv_reservation="max")),
-    replace(PLAIN, name="prefill first", policy=Policy(prefill_first=True), num_cells=128),
+    replace(PLAIN, name="prefill first", policy=Policy(prefill_first=True), num_cells=96),
     replace(PLAIN, name="whole prompts", policy=Policy(enable_chunked_prefill=False)),
     replace(PLAIN, name="steered", policy=Policy(itl_objective_s=0.5, max_step_s=2.0)),
 )
