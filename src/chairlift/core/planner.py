@@ -274,8 +274,9 @@ class Planner:
         """How many sequences may join in this step."""
         running = self._running
         is_due = self.closed
-        if self.batching.holds and not running.num_taken and (first := self._waiting.peek(now)) is not None:
-            self.opens_at = self.batching.opens_at(first.request.arrival)
+        if self.batching.holds and not running.num_taken and self._waiting:
+            # Whoever came first has waited longest, and that may not be the one who is next.
+            self.opens_at = self.batching.opens_at(min(s.request.arrival for s in self._waiting))
             is_due = is_due or (self.opens_at is not None and now >= self.opens_at)
         room = self.batching.room(running.num_taken, self.max_num_seqs, len(self._waiting), is_due)
         return min(room, len(running.free_slots))
