@@ -475,14 +475,14 @@ MUTANTS = [
         planner,
         "victim = victims.pop()",
         "victim = victims.pop(0)",
-        test_precedence.test_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not,
+        test_precedence.test_src_vllm_45561_40004_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not,
     ),
     Mutant(
         "a better level waits for a slot",
         planner,
         "            self._yield_to_priority(now)\n",
         "            pass\n",
-        test_precedence.test_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not,
+        test_precedence.test_src_vllm_45561_40004_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not,
     ),
     Mutant(
         "a chunk goes from the prompt into the output",

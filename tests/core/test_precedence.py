@@ -72,8 +72,8 @@ def test_equals_keep_their_places_when_one_was_looked_at() -> None:
     assert running(engine) == {2}
 
 
-def test_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not() -> None:
-    """vLLM#45561, #40004: with every slot taken, strictly higher priority starts in the next step."""
+def test_src_vllm_45561_40004_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not() -> None:
+    """With every slot taken, strictly higher priority starts in the next step."""
     engine = make_engine(Policy(scheduling_policy="priority"), Limits(2, 64, 100))
     for number in range(2):
         engine.add(ask(number, max_tokens=40))

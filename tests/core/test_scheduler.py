@@ -114,8 +114,8 @@ def test_a_second_prompt_with_the_same_prefix_starts_where_the_first_one_got_to(
 
 
 @pytest.mark.parametrize("length", [7, 8, 9])
-def test_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
-    """vLLM#11186: prompts of an exact multiple of the block."""
+def test_src_vllm_11186_minivllm_87_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
+    """Prompts of an exact multiple of the block."""
     engine, executor = make_engine(block_size=4)
     for number in range(2):
         engine.add(ask(number, list(range(length))))
@@ -154,8 +154,8 @@ def test_choices_of_a_request_share_the_blocks_of_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -> None:
-    """inference-sim#963, vllm-ascend#16315: no evict-requeue-evict livelock."""
+def test_src_inference_sim_297_529_963_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -> None:
+    """No evict-requeue-evict livelock."""
     engine, executor = make_engine(num_blocks=24 // block_size + 1, block_size=block_size, max_model_len=24, budget=30)
     requests = [ask(number, [number, 1, 2, 3], max_tokens=20) for number in range(12)]
     for request in requests:
@@ -168,8 +168,10 @@ def test_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -
 
 @pytest.mark.parametrize("offset", range(9))
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_preempted_sequence_resumes_with_equal_tokens(offset: int, caching: bool) -> None:
-    """vLLM#16832: output lost or doubled after recompute. Preempted after each number of tokens, at every offset."""
+def test_src_vllm_16832_fastdeploy_3071_a_preempted_sequence_resumes_with_equal_tokens(
+    offset: int, caching: bool
+) -> None:
+    """Output lost or doubled after recompute. Preempted after each number of tokens, at every offset."""
     engine, executor = make_engine(caching=caching, block_size=4)
     request = ask(1, list(range(6)), max_tokens=20)
     engine.add(request)
@@ -229,8 +231,8 @@ def test_priority_comes_before_arrival() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "planned", "prefilling", "decoding", "twice", "after"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_abort_at_every_phase_gives_everything_back(when: str, n: int) -> None:
-    """vLLM#9428, #7671, #51629, omlx#1031: abort is idempotent and leaves nothing behind."""
+def test_src_vllm_9428_7671_abort_at_every_phase_gives_everything_back(when: str, n: int) -> None:
+    """Abort is idempotent and leaves nothing behind."""
     engine, _ = make_engine(budget=8)
     engine.add(ask(1, list(range(20)), n=n, max_tokens=30))
     finishes = []
@@ -332,8 +334,7 @@ def test_what_can_never_fit_is_refused_when_added() -> None:
         {"params": SamplingParams(allowed_token_ids=(-1,))},
     ],
 )
-def test_token_ids_outside_the_vocabulary_are_refused(bad: dict[str, object]) -> None:
-    """vLLM#16529, #54195, #11375."""
+def test_src_vllm_16529_54195_11375_token_ids_outside_the_vocabulary_are_refused(bad: dict[str, object]) -> None:
     engine, _ = make_engine()
     fields: dict[str, object] = {"id": 1, "prompt": [1], "params": SamplingParams(), **bad}
     with pytest.raises(InvalidRequest, match="outside 0"):
