@@ -342,7 +342,7 @@ class Planner:
             return
         sequence.first_scheduled = now
         sequence.num_cached = num_cached
-        self._clocks.join(sequence)
+        self._clocks.stop(sequence)
         if sequence.choice == 0:
             self.joined.append(sequence)
             self.prefix_queries += sequence.num_prompt

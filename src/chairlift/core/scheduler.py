@@ -483,6 +483,9 @@ class Scheduler:
             return
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
+            if sequence.first_scheduled is None:
+                self._clocks.settle(now)
+                self._clocks.stop(sequence)
         if reason is FinishReason.ERROR:
             self.kv.distrust(sequence)
         elif sequence.state is State.DECODING:

@@ -1,7 +1,7 @@
 """Why the queue does not move, kept so that any one request's wait can be told without touching those who wait.
 
 clocks    one for each reason; the clock of what blocks the head of the queue runs, all others stand still
-a wait    the clocks when a request joins, less the clocks when it arrived
+a wait    the clocks when a request joins or gives up, less the clocks when it arrived
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WaitClocks:
         seconds[REASONS.index(self.reason) if passed > 0 else 0] += passed
         sequence.waits_from = tuple(seconds)
 
-    def join(self, sequence: Sequence) -> None:
-        """Its first wait is over, as of the last `settle`."""
+    def stop(self, sequence: Sequence) -> None:
+        """Its first wait is over, as of the last `settle`: it joins, or ends without."""
         pairs = zip(REASONS, self._seconds, sequence.waits_from, strict=True)
         sequence.waited = tuple((reason, now - then) for reason, now, then in pairs if now > then)
