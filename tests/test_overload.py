@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason, Ticket
+from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason
 from chairlift.core.engine import Engine
 from chairlift.core.errors import Overloaded
 from chairlift.core.policy import Policy
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import FinishReason, Request, StepOutput
 from virtual_engine import (
     CPU_LIKE,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason, Ticket
+from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import EngineStats
 
 CAPS = (

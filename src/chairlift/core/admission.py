@@ -25,6 +25,7 @@ from enum import StrEnum
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
 from chairlift.core.pace import Pace
 from chairlift.core.policy import OrderName
+from chairlift.core.tickets import Key, Place, Tally, Ticket, Who
 from chairlift.core.types import EngineStats
 
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
@@ -72,33 +73,6 @@ class AdmissionLimits:
             raise InvalidOption("max_num_reqs_per_principal must be at least 1")
 
 
-_Key = tuple[int, float, int]
-"""Priority, deadline, serial number: less is served earlier."""
-
-_Who = tuple[str, str]
-"""Principal and tenant."""
-
-_QUEUED, _RUNNING, _GONE = range(3)
-
-
-class Ticket:
-    """One request's place, from admission to its end; only `Admission` changes it."""
-
-    __slots__ = ("is_seated", "key", "num_seqs", "num_tokens", "principal", "started", "state", "tenant")
-
-    def __init__(self, principal: str, tenant: str, num_seqs: int, num_tokens: int, key: _Key, is_seated: bool) -> None:
-        self.principal = principal
-        self.tenant = tenant
-        self.num_seqs = num_seqs
-        self.num_tokens = num_tokens
-        """Of its prompt; an estimate until it is tokenised."""
-        self.key = key
-        self.is_seated = is_seated
-        """A slot was free for it when it came."""
-        self.state = _QUEUED
-        self.started = 0.0
-
-
 class Admission:
     """Decides who enters an engine, and counts who is in. State is bounded by what is in flight.
 
@@ -113,11 +87,11 @@ class Admission:
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._pace = Pace(max_num_seqs)
-        self._all = _Tally()
-        self._nobody = _Tally()
-        self._principals: dict[str, _Tally] = {}
-        self._tenants: dict[tuple[str, str], _Tally] = {}
-        self._line: list[_Key] = []
+        self._all = Tally()
+        self._nobody = Tally()
+        self._principals: dict[str, Tally] = {}
+        self._tenants: dict[tuple[str, str], Tally] = {}
+        self._line: list[Key] = []
         """Who is queued, in the order of service as far as admission knows it."""
         self._serial = 0
 
@@ -197,9 +171,9 @@ class Admission:
                     RefusalReason.DEADLINE,
                     wait_s,
                 )
-        own = self._principals.setdefault(principal, _Tally())
+        own = self._principals.setdefault(principal, Tally())
         if who not in self._tenants:
-            self._tenants[who] = _Tally()
+            self._tenants[who] = Tally()
             own.num_tenants += 1
         tickets: list[Ticket] = []
         for num_tokens in nums_tokens:
@@ -215,7 +189,7 @@ class Admission:
 
     def tokenised(self, ticket: Ticket, num_tokens: int) -> None:
         """The prompt has so many tokens: the count is put right, and nobody is refused for it any more."""
-        if ticket.state == _QUEUED:
+        if ticket.place is Place.QUEUED:
             tallies = self._tallies(ticket)
             for tally in tallies:
                 tally.queue(ticket, -1)
@@ -223,7 +197,7 @@ class Admission:
             for tally in tallies:
                 tally.queue(ticket, 1)
 
-    def _tallies(self, ticket: Ticket) -> tuple[_Tally, _Tally, _Tally]:
+    def _tallies(self, ticket: Ticket) -> tuple[Tally, Tally, Tally]:
         """Everything that counts it: everybody's, its principal's and its tenant's."""
         return self._all, self._principals[ticket.principal], self._tenants[ticket.principal, ticket.tenant]
 
@@ -231,9 +205,9 @@ class Admission:
 
     def started(self, ticket: Ticket, now: float) -> None:
         """The request took its slot. Doing it again changes nothing."""
-        if ticket.state == _QUEUED:
+        if ticket.place is Place.QUEUED:
             self._leave_line(ticket)
-            ticket.state, ticket.started = _RUNNING, now
+            ticket.place, ticket.started = Place.RUNNING, now
 
     def observe(self, stats: EngineStats, now: float) -> None:
         """The engine's counts after a step; after the `started` and `ended` of the same step."""
@@ -243,13 +217,13 @@ class Admission:
 
     def ended(self, ticket: Ticket, now: float) -> None:
         """The request is over, however it ended. Doing it again changes nothing."""
-        if ticket.state == _GONE:
+        if ticket.place is Place.GONE:
             return
-        if ticket.state == _QUEUED:
+        if ticket.place is Place.QUEUED:
             self._leave_line(ticket)
         else:
             self._pace.left(ticket.num_seqs, max(0.0, now - ticket.started))
-        ticket.state = _GONE
+        ticket.place = Place.GONE
         _, own, part = tallies = self._tallies(ticket)
         for tally in tallies:
             tally.num_live -= ticket.num_seqs
@@ -266,10 +240,10 @@ class Admission:
 
     # ------------------------------------------------------------ deciding
 
-    def _key(self, priority: int, deadline: float) -> _Key:
+    def _key(self, priority: int, deadline: float) -> Key:
         return (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
 
-    def _check_caps(self, who: _Who, n: int, nums_tokens: Sequence[int], key: _Key) -> None:
+    def _check_caps(self, who: Who, n: int, nums_tokens: Sequence[int], key: Key) -> None:
         own = self._principals.get(who[0], self._nobody)
         over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free)
         if over is not None and (over_share := self._over_share(who, key)):
@@ -289,8 +263,8 @@ class Admission:
 
     def _overrun(
         self,
-        own: _Tally,
-        everybody: _Tally,
+        own: Tally,
+        everybody: Tally,
         n: int,
         nums_tokens: Sequence[int],
         num_free: int,
@@ -318,7 +292,7 @@ class Admission:
                 return reason, used, asked, cap
         return None
 
-    def _num_ahead(self, who: _Who, key: _Key) -> tuple[float, float]:
+    def _num_ahead(self, who: Who, key: Key) -> tuple[float, float]:
         """Queued sequences that will be served before a newcomer at this place in the line.
 
         Of its principal, and of its tenant within that: the same unless the order is fair.
@@ -334,14 +308,14 @@ class Admission:
         of_tenant = min(of_principal, part.num_queued * own.num_tenants * len(self._principals))
         return better + of_principal, better + of_tenant
 
-    def _over_share(self, who: _Who, key: _Key) -> float:
+    def _over_share(self, who: Who, key: Key) -> float:
         """How far over the caps on the queue a newcomer at this place in the line may go."""
         of_principal, of_tenant = self._num_ahead(who, key)
         if 2 * of_principal < self._all.num_queued:
             return FRONT_SHARE
         return FRONT_SHARE / 2 if 2 * of_tenant < self._all.num_queued else 0.0
 
-    def _wait_s(self, who: _Who, num_seqs: int, key: _Key) -> float | None:
+    def _wait_s(self, who: Who, num_seqs: int, key: Key) -> float | None:
         """Seconds until a newcomer at this place in the line has a slot; None if nothing is known yet."""
         _, ahead = self._num_ahead(who, key)
         wait_s = self._pace.slots_s(math.ceil(ahead + num_seqs - self._pace.num_free))
@@ -349,37 +323,6 @@ class Admission:
             return None
         num_tokens = self._all.num_queued_tokens * ahead / max(1, self._all.num_queued)
         return max(wait_s, self._pace.prompts_s(num_tokens))
-
-
-class _Tally:
-    """What one tenant, one principal, or everybody has in flight."""
-
-    __slots__ = ("num_live", "num_queued", "num_queued_tokens", "num_seated", "num_seated_tokens", "num_tenants")
-
-    def __init__(self) -> None:
-        self.num_live = 0
-        self.num_queued = 0
-        self.num_queued_tokens = 0
-        self.num_seated = 0
-        """Of the queued, those for whom there was a free slot when they came."""
-        self.num_seated_tokens = 0
-        self.num_tenants = 0
-        """Of a principal: those that have anything in flight."""
-
-    def queue(self, ticket: Ticket, sign: int) -> None:
-        """Count a ticket into the queue (1), or out of it (-1)."""
-        num_seqs, num_tokens = sign * ticket.num_seqs, sign * ticket.num_tokens
-        self.num_queued += num_seqs
-        self.num_queued_tokens += num_tokens
-        if ticket.is_seated:
-            self.num_seated += num_seqs
-            self.num_seated_tokens += num_tokens
-
-    def waiting(self, num_free: int) -> tuple[int, int]:
-        """Sequences and tokens that count as queued: where slots are free, those with a seat do not."""
-        if num_free:
-            return self.num_queued - self.num_seated, self.num_queued_tokens - self.num_seated_tokens
-        return self.num_queued, self.num_queued_tokens
 
 
 def _or_never(deadline: float | None) -> float:

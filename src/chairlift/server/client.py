@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from chairlift.core.admission import Admission, Ticket
+from chairlift.core.admission import Admission
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, bad_request, internal, never_fits, unavailable

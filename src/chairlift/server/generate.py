@@ -20,8 +20,9 @@ from functools import partial
 from hashlib import sha256
 from typing import TypeVar
 
-from chairlift.core.admission import Admission, RefusalReason, Ticket
+from chairlift.core.admission import Admission, RefusalReason
 from chairlift.core.errors import NeverFits, Overloaded
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import Request
 from chairlift.server import validate
 from chairlift.server.answer import Answer
