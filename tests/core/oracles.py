@@ -185,14 +185,18 @@ class Door:
             self._check_left_outside(waits, plan)
 
     def _check_room_was_needed(self, plan: StepPlan) -> None:
-        """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up."""
+        """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up, or another
+        who was given room computes the beginning that both share."""
         self.num_priority_steps += 1
         budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
         for s in self._waiting():
             if s.request.id in self._made_room_for - self._joined:
                 reason = self._obstacle(s, plan, budget)
                 steered = self._scheduler.controller.is_active and reason is WaitReason.SLOTS
-                check(steered or reason in (None, WaitReason.TOKENS), f"room was made for {s.key} in vain: {reason}")
+                check(
+                    steered or reason in (None, WaitReason.TOKENS, WaitReason.PREFIX),
+                    f"room was made for {s.key} in vain: {reason}",
+                )
                 self.num_in_vain += 1
 
     def _check_level(self, s: Sequence) -> None:

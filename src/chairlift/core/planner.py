@@ -399,7 +399,7 @@ class Planner:
                 room += 1 + self._num_forking(victim)
                 self._preempt(victim, head, PreemptReason.PRIORITY, now)
             room -= num_slots
-            promised = num_blocks - self._num_spare
+            promised = num_blocks - self._num_spare + kv.pool.num_free - kv.num_free_after(matched)
             waiting.pop(head)
             heads.append(head)
         for head in heads:
