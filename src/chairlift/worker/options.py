@@ -99,6 +99,12 @@ class EngineOptions:
             _check_number(f"tenant_weights of {name!r}", weight)
             if not weight:
                 raise InvalidOption(f"tenant_weights of {name!r} must be above 0: it would never be served")
+        if self.tenant_weights and self.scheduling_policy != "fair":
+            raise InvalidOption(
+                f"tenant_weights goes with scheduling_policy fair: {self.scheduling_policy} has no shares"
+            )
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise InvalidOption("long_prefill_token_threshold goes with chunked prefill: without, no prompt is cut")
         if self.batching == "continuous" and self.max_batch_wait_ms is not None:
             raise InvalidOption("max_batch_wait_ms goes with batching static or dynamic: continuous never waits")
         if self.batching == "static" and self.max_batch_wait_ms is None:
