@@ -249,7 +249,7 @@ class Scheduler:
             waited_s=self._clocks.seconds,
             max_num_seqs=planner.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_prefill_tokens=self.controller.max_prefill_tokens,
+            max_prefill_tokens=min(self.controller.max_prefill_tokens, self.limits.max_num_batched_tokens),
             num_step_tokens=num_step_tokens,
             num_step_rows=num_step_rows,
             step_s=step_s,
