@@ -132,9 +132,12 @@ class Controller:
     # ------------------------------------------------------------ what may be planned
 
     def max_num_seqs(self, num_running: int, num_waiting: int, num_context_tokens: int) -> int:
-        """How many sequences may run in this step. Called once for each step."""
+        """How many sequences may run in this step. Called once for each step.
+
+        Only an objective for inter-token latency keeps anybody from running: the bound on steps is for chunks.
+        """
         self._num_seqs = num_running + num_waiting
-        if self._target_s(1) == math.inf:
+        if self._itl_objective_s <= 0:
             return self._limits.max_num_seqs
         return min(max(round(self._cap), FEWEST_ROWS), self._limits.max_num_seqs)
 
