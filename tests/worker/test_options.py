@@ -70,6 +70,10 @@ def test_every_option_of_the_policy_arrives_and_survives_the_command_line() -> N
         ({"tenant_weights": {"a": 0}}, "tenant_weights of 'a' must be above 0"),
         ({"tenant_weights": {"a": "much"}}, "tenant_weights of 'a' must be a number"),
         ({"tenant_weights": "a=2"}, "tenant_weights must map names"),
+        ({"tenant_weights": {1: 2}}, "tenant_weights has names that are text, not 1"),
+        ({"ttft_objective_ms": 10**400}, "ttft_objective_ms must be a number"),
+        ({"journal": 5}, "journal must name a file"),
+        ({"journal": b"there"}, "journal must name a file"),
         ({"tenant_weights": {"a": 2}}, "tenant_weights goes with scheduling_policy fair: fcfs has no shares"),
         (
             {"long_prefill_token_threshold": 8, "enable_chunked_prefill": False},
