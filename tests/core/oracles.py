@@ -209,6 +209,11 @@ class Door:
 
     def _check_left_outside(self, waits: list[Sequence], plan: StepPlan) -> None:
         """Whoever could have joined did, unless one before it cannot and may not be passed."""
+        prefilling = [s for s in self._scheduler._running.prefilling if s.state is State.PREFILLING]
+        if not self._scheduler.policy.enable_chunked_prefill and any(
+            s not in self._planner.chunked for s in prefilling
+        ):
+            return  # tokens are saved up for a prompt that must come whole
         budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
         obstacles = {s: self._obstacle(s, plan, budget) for s in waits}
         blocked = [s for s in waits if obstacles[s] is not None]

@@ -370,6 +370,13 @@ MUTANTS = [
         test_precedence.test_ageing_moves_up_to_the_next_level_that_somebody_waits_at,
     ),
     Mutant(
+        "a prompt that must come whole waits while others fill its room",
+        planner,
+        "if granted or self.policy.enable_chunked_prefill else 0",
+        "if granted or self.policy else 0",
+        test_precedence.test_a_choice_whose_rest_of_the_prompt_must_be_whole_is_not_starved_by_those_who_come_later,
+    ),
+    Mutant(
         "an early long prompt has all tokens until it is done",
         planner,
         "budget = self._admit(plan, budget, now, before=sequence)",

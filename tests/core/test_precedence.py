@@ -173,3 +173,22 @@ def test_nobody_is_preempted_for_blocks_that_the_better_one_shares_with_it() -> 
     engine.add(replace(ask(2, priority=-1), prompt=prompt(13)))
     engine.step(2.0)
     assert 2 in running(engine) or engine.stats().num_preemptions == before
+
+
+def test_a_choice_whose_rest_of_the_prompt_must_be_whole_is_not_starved_by_those_who_come_later() -> None:
+    """Without chunked prefill it waits for a step with room for all of it, and nobody may fill that room meanwhile."""
+    engine = make_engine(Policy(enable_chunked_prefill=False), Limits(12, 16, 100), CacheShape(64, 8))
+    engine.add(replace(ask(100, max_tokens=1), prompt=prompt(16)))
+    drain(engine, 0.0)
+    for number in range(8):
+        engine.add(ask(number, length=2, max_tokens=12 + 3 * number))
+    engine.step(1.0)
+    engine.step(1.0)
+    engine.add(replace(ask(50, n=2, max_tokens=80), prompt=prompt(16)))
+    for step in range(40):
+        engine.add(ask(1000 + 2 * step, length=1, max_tokens=4))
+        engine.add(ask(1001 + 2 * step, length=1, max_tokens=9))
+        engine.step(2.0)
+    lead, second = engine.scheduler._live[50]
+    assert lead.num_output > 20
+    assert second.num_output > 10

@@ -131,7 +131,9 @@ class Planner:
             if self._waiting and self.num_preemptions == num_preemptions:
                 budget = self._admit(plan, budget, now, before=sequence)
             if budget > 0 and sequence.state is State.PREFILLING:
-                budget -= self._grant_chunk(plan, sequence, budget, now)
+                granted = self._grant_chunk(plan, sequence, budget, now)
+                # What must come whole waits for a step with room for it, and nobody after it may fill that room.
+                budget = budget - granted if granted or self.policy.enable_chunked_prefill else 0
         if self._waiting:
             if self.num_preemptions == num_preemptions:
                 self._admit(plan, budget, now)
