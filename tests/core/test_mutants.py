@@ -365,8 +365,8 @@ MUTANTS = [
     Mutant(
         "ageing does not wait",
         ordering,
-        "heappush(self._dues, (now + self._ageing_s,",
-        "heappush(self._dues, (now + self._ageing_s / 2,",
+        "sequence.ages_at = max(now + self._ageing_s,",
+        "sequence.ages_at = max(now + self._ageing_s / 2,",
         test_precedence.test_ageing_moves_up_to_the_next_level_that_somebody_waits_at,
     ),
     Mutant(

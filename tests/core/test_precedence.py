@@ -192,3 +192,13 @@ def test_a_choice_whose_rest_of_the_prompt_must_be_whole_is_not_starved_by_those
     lead, second = engine.scheduler._live[50]
     assert lead.num_output > 20
     assert second.num_output > 10
+
+
+def test_ageing_in_less_than_the_clock_can_tell_apart_comes_to_an_end() -> None:
+    """A period that added nothing to the time was due again at once, and again."""
+    waiting = Waiting(Sorted, ageing_s=1e-12)
+    sequences = [Sequence(ask(i, priority=i), 0, (i, 0.0, i, 0), 10, None) for i in range(3)]
+    for sequence in sequences:
+        waiting.push(sequence, 1e6)
+    waiting.peek(1e6 + 1.0)
+    assert [s.order[0] for s in sequences] == [0, 0, 0]

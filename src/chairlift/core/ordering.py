@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from math import inf, nextafter
 from typing import Protocol
 
 from chairlift.core.sequence import Sequence
@@ -155,8 +156,9 @@ class Waiting:
     def _set_due(self, sequence: Sequence, now: float) -> None:
         if self._ageing_s > 0:
             self._num_pushed += 1
-            heappush(self._dues, (now + self._ageing_s, self._num_pushed, sequence))
-            sequence.ages_at = now + self._ageing_s
+            # Later than now, however short the period is beside the clock's last digit: or it would be due for ever.
+            sequence.ages_at = max(now + self._ageing_s, nextafter(now, inf))
+            heappush(self._dues, (sequence.ages_at, self._num_pushed, sequence))
             if len(self._dues) > 64 and len(self._dues) > 4 * len(self):
                 self._dues = [due for due in self._dues if due[2].waits_since is not None and due[0] == due[2].ages_at]
                 self._dues.sort()
