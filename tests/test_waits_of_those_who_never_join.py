@@ -61,3 +61,12 @@ def test_a_wait_counted_in_the_middle_of_a_step_is_counted_once() -> None:
     full.abort(3, 3.0)
     (end,) = [finish for finish in full.take_ended().finishes if finish.id == 3]
     assert dict(end.decisions.waited) == {WaitReason.SLOTS: 1.75}
+
+
+def test_an_error_names_the_deadline_and_not_when_it_was_noticed() -> None:
+    """It may be noticed a step late, and said that nothing had come within longer than was asked for."""
+    busy = scheduler(1)
+    busy.add(request(1, 10.0, ttft_deadline=10.001))
+    assert busy.schedule(10.0) is not None
+    (end,) = busy.commit(StepResult([5]), 10.25).finishes
+    assert end.error == "ttft deadline: no first token within 0.001 s"

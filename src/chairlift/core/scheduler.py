@@ -279,18 +279,17 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         """End the requests whose deadlines have come."""
-        for kind, request in self._deadlines.pop_due(now):
+        for when, kind, request in self._deadlines.pop_due(now):
             if not self._is_live(request):
                 continue
             sequences = self._live[request.id]
             if kind == TTFT:
                 # One choice's first token is the request's.
                 if all(s.first_token is None for s in sequences) and len(sequences) == request.n:
-                    waited = now - request.arrival
-                    error = f"ttft deadline: no first token within {waited:.3f} s"
+                    error = f"ttft deadline: no first token within {when - request.arrival:.3f} s"
                     self._end_all(request.id, now, FinishReason.DEADLINE, error)
             else:
-                error = f"e2e deadline: not finished within {now - request.arrival:.3f} s"
+                error = f"e2e deadline: not finished within {when - request.arrival:.3f} s"
                 self._end_all(request.id, now, FinishReason.DEADLINE, error)
 
     # ------------------------------------------------------------ a step is over
