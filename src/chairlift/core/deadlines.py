@@ -31,11 +31,11 @@ class Deadlines:
         """The earliest, be it of a request that is over."""
         return self._heap[0][0] if self._heap else None
 
-    def pop_due(self, now: float) -> Iterator[tuple[float, str, Request]]:
+    def pop_due(self, now: float) -> Iterator[tuple[str, Request]]:
         """Take out those that have come, each with its kind."""
         while self._heap and self._heap[0][0] <= now:
-            when, _, kind, request = heappop(self._heap)
-            yield when, kind, request
+            _, _, kind, request = heappop(self._heap)
+            yield kind, request
 
     def prune(self, num_live: int, is_live: Callable[[Request], bool]) -> None:
         """Forget requests that are over, if they are most of what is kept."""

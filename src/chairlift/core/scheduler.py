@@ -279,17 +279,17 @@ class Scheduler:
 
     def _expire(self, now: float) -> None:
         """End the requests whose deadlines have come."""
-        for when, kind, request in self._deadlines.pop_due(now):
+        for kind, request in self._deadlines.pop_due(now):
             if not self._is_live(request):
                 continue
             sequences = self._live[request.id]
             if kind == TTFT:
                 # One choice's first token is the request's.
                 if all(s.first_token is None for s in sequences) and len(sequences) == request.n:
-                    error = f"ttft deadline: no first token within {when - request.arrival:.3f} s"
+                    error = f"ttft deadline: no first token within {_after(request, request.ttft_deadline):.3f} s"
                     self._end_all(request.id, now, FinishReason.DEADLINE, error)
             else:
-                error = f"e2e deadline: not finished within {when - request.arrival:.3f} s"
+                error = f"e2e deadline: not finished within {_after(request, request.e2e_deadline):.3f} s"
                 self._end_all(request.id, now, FinishReason.DEADLINE, error)
 
     # ------------------------------------------------------------ a step is over
@@ -513,3 +513,8 @@ class Scheduler:
             for sequence in self._running.take_held():
                 self.kv.release(sequence)
                 self._running.vacate(sequence, State.GONE)
+
+
+def _after(request: Request, when: float | None) -> float:
+    """Seconds from its arrival to a deadline that it has."""
+    return (when or 0.0) - request.arrival
