@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chairlift.core.blocks import BlockPool
+from chairlift.core.deadlines import Deadlines
 from chairlift.core.engine import Engine
 from chairlift.core.ordering import Sorted, Waiting
 from chairlift.core.policy import Policy
@@ -202,3 +203,37 @@ def test_ageing_in_less_than_the_clock_can_tell_apart_comes_to_an_end() -> None:
         waiting.push(sequence, 1e6)
     waiting.peek(1e6 + 1.0)
     assert [s.order[0] for s in sequences] == [0, 0, 0]
+
+
+def test_a_line_from_which_most_were_taken_keeps_its_order() -> None:
+    """It forgets them in bulk."""
+    line = Sorted()
+    sequences = [Sequence(ask(i), 0, (0, float(-i), i, 0), 10, None) for i in range(300)]
+    for sequence in sequences:
+        line.push(sequence)
+    for sequence in sequences[20:]:
+        line.remove(sequence)
+    assert len(line._heap) < 100
+    order = []
+    while line:
+        order.append(line.peek().request.id)
+        line.remove(line.peek())
+    assert order == list(range(19, -1, -1))
+
+
+def test_deadlines_of_those_that_are_over_are_forgotten_in_bulk_and_no_others() -> None:
+    deadlines = Deadlines()
+    requests = [replace(ask(i), ttft_deadline=float(i), e2e_deadline=1000.0 - i) for i in range(200)]
+    for request in requests:
+        deadlines.add(request)
+    live = requests[150:153]
+    deadlines.prune(len(live), lambda request: request in live)
+    assert deadlines.next == 150.0
+    assert [(entry[-2], entry[-1].id) for entry in deadlines.pop_due(2000.0)] == [
+        ("ttft", 150),
+        ("ttft", 151),
+        ("ttft", 152),
+        ("e2e", 152),
+        ("e2e", 151),
+        ("e2e", 150),
+    ]

@@ -13,6 +13,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
     CacheShape,
     FinishReason,
+    LimitChange,
     Limits,
     Request,
     SamplingParams,
@@ -464,3 +465,25 @@ def give_out_scores(num_steps: int, caching: bool) -> None:
         if not engine.has_work:
             break
     assert scored == list(range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        LimitChange(max_num_seqs=0),
+        LimitChange(max_num_seqs=9),
+        LimitChange(max_num_batched_tokens=7),
+        LimitChange(max_num_batched_tokens=65),
+        LimitChange(max_num_seqs=4, max_num_batched_tokens=3),
+        LimitChange(long_prefill_token_threshold=-1),
+        LimitChange(itl_objective_s=-0.1),
+        LimitChange(max_num_seqs=2, ttft_objective_s=-0.1),
+    ],
+)
+def test_a_change_of_limits_that_makes_no_sense_changes_nothing(change: LimitChange) -> None:
+    engine, _ = make_engine(max_num_seqs=8, budget=64)
+    before = engine.stats()
+    with pytest.raises(InvalidOption):
+        engine.set_limits(change)
+    assert engine.scheduler.limits == Limits(8, 64, 100)
+    assert engine.stats() == before
