@@ -79,7 +79,7 @@ class Waiting:
     the best of them it never rises, so that ageing bounds the wait of the last and changes nothing among equals.
     """
 
-    __slots__ = ("_ageing_s", "_dues", "_levels", "_lines", "_make_line", "_num_pushed", "_num_waiting")
+    __slots__ = ("_ageing_s", "_dues", "_levels", "_lines", "_make_line", "_num_pushed", "_num_waiting", "num_seqs")
 
     def __init__(self, make_line: Callable[[], Line], ageing_s: float) -> None:
         self._make_line = make_line
@@ -91,6 +91,8 @@ class Waiting:
         """When a sequence moves up; those that left meanwhile have another `ages_at`."""
         self._num_pushed = 0
         self._num_waiting = 0
+        self.num_seqs = 0
+        """Those who wait, with the choices that will take their slots together with them."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -143,12 +145,14 @@ class Waiting:
             insort(self._levels, level)
         line.push(sequence)
         self._num_waiting += 1
+        self.num_seqs += 1 + len(sequence.siblings)
 
     def _take_out(self, sequence: Sequence) -> None:
         level = sequence.order[0]
         line = self._lines[level]
         line.remove(sequence)
         self._num_waiting -= 1
+        self.num_seqs -= 1 + len(sequence.siblings)
         if not line:
             del self._lines[level]
             self._levels.remove(level)

@@ -39,6 +39,7 @@ from chairlift.core.types import (
     StepOutput,
     StepPlan,
     StepResult,
+    WaitReason,
 )
 from chairlift.core.waits import WaitClocks
 
@@ -233,8 +234,11 @@ class Scheduler:
     def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
         """Counts of this moment, with those of the last step as its driver knows them."""
         pool, planner = self.kv.pool, self._planner
-        num_waiting = len(self._waiting)
-        by_reason = Counter(reason for sequence, reason in planner.set_aside if sequence.state is State.WAITING)
+        num_waiting = self._waiting.num_seqs
+        by_reason: Counter[WaitReason] = Counter()
+        for sequence, reason in planner.set_aside:
+            if sequence.state is State.WAITING:
+                by_reason[reason] += 1 + len(sequence.siblings)
         if num_waiting > by_reason.total():
             by_reason[planner.blocked_by or self._clocks.reason] += num_waiting - by_reason.total()
         return EngineStats(
