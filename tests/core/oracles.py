@@ -188,10 +188,11 @@ class Door:
         """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up, or another
         who was given room computes the beginning that both share."""
         self.num_priority_steps += 1
+        aside = dict(self._planner.set_aside)
         budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
         for s in self._waiting():
             if s.request.id in self._made_room_for - self._joined:
-                reason = self._obstacle(s, plan, budget)
+                reason = aside.get(s) or self._obstacle(s, plan, budget)
                 steered = self._scheduler.controller.is_active and reason is WaitReason.SLOTS
                 check(
                     steered or reason in (None, WaitReason.TOKENS, WaitReason.PREFIX),
