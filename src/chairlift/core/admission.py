@@ -164,7 +164,8 @@ class Admission:
         self._check_caps(who, n, nums_tokens, key)
         if deadline < math.inf:
             wait_s = self._wait_s(who, n, key)
-            if wait_s is not None and now + wait_s > deadline:
+            # Who need not wait is not refused for waiting: if it is too late already, the engine says so, for good.
+            if wait_s and now + wait_s > deadline:
                 raise Overloaded(
                     f"Refused for now: the deadline is {max(0.0, deadline - now):.3f} s away. Estimated wait: about "
                     f"{max(0.1, wait_s):.1f} s.",
