@@ -62,7 +62,7 @@ class Door:
         when = request.arrival
         if policy.scheduling_policy == "deadline":
             deadlines = [d for d in (request.ttft_deadline, request.e2e_deadline) if d is not None]
-            when = min(deadlines, default=when + policy.priority_ageing_s)
+            when = min(deadlines, default=when + (policy.priority_ageing_s or 1e12))
         return when, self._serials[request.id], s.choice
 
     def _goes_before(self, one: Sequence, other: Sequence) -> bool:
@@ -131,7 +131,8 @@ class Door:
         if wait_s is None and policy.batching == "dynamic":
             wait_s = DYNAMIC_WAIT_S
         is_due = wait_s is not None and any(now >= s.request.arrival + wait_s for s in waits)
-        return planner.closed or len(waits) >= planner.max_num_seqs or is_due
+        num_seqs = sum(1 + len(s.siblings) for s in waits)
+        return planner.closed or num_seqs >= planner.max_num_seqs or is_due
 
     def on_preempt(self, sequence: Sequence, by: Sequence, reason: PreemptReason, now: float) -> None:
         check(sequence.state in (State.PREFILLING, State.DECODING), "one is preempted that does not run")

@@ -280,7 +280,7 @@ class Planner:
             # Whoever came first has waited longest, and that may not be the one who is next.
             self.opens_at = self.batching.opens_at(min(s.request.arrival for s in self._waiting))
             is_due = is_due or (self.opens_at is not None and now >= self.opens_at)
-        room = self.batching.room(running.num_taken, self.max_num_seqs, len(self._waiting), is_due)
+        room = self.batching.room(running.num_taken, self.max_num_seqs, self._waiting.num_seqs, is_due)
         return min(room, len(running.free_slots))
 
     def _obstacle(

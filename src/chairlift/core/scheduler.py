@@ -47,6 +47,10 @@ StopMatcherFactory = Callable[[Request], StopMatcher | None]
 """Gives a fresh matcher for a sequence of the request; None if it has no stop strings."""
 
 
+NEVER_S = 1e12
+"""Longer than anybody waits, in seconds; finite, so that arrivals added to it keep their order."""
+
+
 class Scheduler:
     """Plans steps under `limits` over a cache of shape `cache`. `now` is in seconds of the driver's clock.
 
@@ -171,12 +175,12 @@ class Scheduler:
     def _place(self, request: Request) -> float:
         """Where a request stands among those of its priority: its arrival, or its deadline where deadlines rule.
 
-        One without a deadline stands where it would with a deadline of one ageing period.
+        One without a deadline stands where it would with a deadline of one ageing period; without ageing, behind all.
         """
         if self.policy.scheduling_policy != "deadline":
             return request.arrival
         deadlines = [when for when in (request.ttft_deadline, request.e2e_deadline) if when is not None]
-        return min(deadlines, default=request.arrival + self.policy.priority_ageing_s)
+        return min(deadlines, default=request.arrival + (self.policy.priority_ageing_s or NEVER_S))
 
     def abort(self, request_id: int, now: float) -> None:
         """Nobody wants this request any longer. Its blocks are free at once, or after the step that computes it.

@@ -22,6 +22,7 @@ from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
     Add,
+    Close,
     Drain,
     Failed,
     FromWorker,
@@ -157,6 +158,11 @@ class EngineClient(asyncio.Protocol):
         if self._transport is None or self.dead.done():
             raise unavailable("The engine is not running.", "engine_unavailable")
         self._transport.write(encode(SetLimits(change)))
+
+    def close_queue(self) -> None:
+        """Tell the worker that little or nothing more will come."""
+        if self._transport is not None and not self.dead.done():
+            self._transport.write(encode(Close()))
 
     def drain(self) -> None:
         """Ask the worker to exit once everything is finished."""
