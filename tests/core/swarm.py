@@ -421,6 +421,7 @@ def live(seed: int, num_steps: int) -> World:
         now += rng.choice([0.0, 0.0, 0.01, 0.01, 30.0 if rng.random() < 0.1 else 0.03])
         if rng.random() < fault_rate / 10:
             now -= 1.0  # a clock that jumps back
+            world.door.clock_is_steady = False
         meddle()
         if rng.random() < fault_rate / 100:
             world.engine.close()

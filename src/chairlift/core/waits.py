@@ -29,10 +29,15 @@ class WaitClocks:
         return {r: s for r, s in zip(REASONS, self._seconds, strict=True) if s and r is not WaitReason.STEP}
 
     def settle(self, now: float) -> None:
-        """Give the time since the last call to the reason that held meanwhile; a clock that went back had stopped."""
-        if self._since is not None:
-            self._seconds[REASONS.index(self.reason)] += max(0.0, now - self._since)
-        self._since = now
+        """Give the time since the last call to the reason that held meanwhile.
+
+        If the driver's clock went back, what it shows a second time is not counted a second time.
+        """
+        if self._since is None:
+            self._since = now
+        elif now > self._since:
+            self._seconds[REASONS.index(self.reason)] += now - self._since
+            self._since = now
 
     def arrive(self, sequence: Sequence) -> None:
         """Remember the clocks as they stood when its request arrived."""
