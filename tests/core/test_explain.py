@@ -147,8 +147,8 @@ def test_durations_have_two_or_three_digits(seconds: float, said: str) -> None:
         ),
         (
             [(5, BLOCKS)],
-            "once by another answer to the same request (blocks)",
-            "once by another answer to the same request (blocks)",
+            "once by an answer before it (blocks)",
+            "once by an answer before it (blocks)",
         ),
     ],
 )

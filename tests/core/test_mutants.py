@@ -591,7 +591,7 @@ MUTANTS = [
         test_precedence.test_a_reused_id_has_no_deadlines_of_the_one_before,
     ),
     # ------------------------------------------------ what is said about it
-    Mutant("waits are counted twice", waits, "+= max(0.0, now - self._since)", "+= 2 * max(0.0, now - self._since)"),
+    Mutant("waits are counted twice", waits, "+= now - self._since", "+= 2 * (now - self._since)"),
     Mutant(
         "what passed before the last step is forgotten",
         waits,

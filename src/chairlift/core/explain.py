@@ -126,7 +126,7 @@ def _preemptions(finish: Finish, name: Name) -> list[tuple[str, PreemptReason, i
     """(whom it made room for, why, how often), in the order of the first time; those without a name count as one."""
     groups: dict[tuple[str | None, PreemptReason], list[int]] = {}
     for request_id, reason in finish.decisions.preemptions:
-        own = "another answer to the same request" if request_id == finish.id else None
+        own = "an answer before it" if request_id == finish.id else None
         groups.setdefault((own or name(request_id), reason), []).append(request_id)
     return [
         (by or ("another request" if len(set(ids)) == 1 else "other requests"), reason, len(ids))
