@@ -66,7 +66,8 @@ def check_counts(scheduler: Scheduler, live: list[Sequence], held: list[Sequence
     stats = scheduler.stats()
     num_running = sum(1 for s in live if s.slot >= 0)
     check(stats.num_running == num_running, "the count of running sequences is wrong")
-    check(stats.num_waiting == len(scheduler._waiting), "the count of waiting sequences is wrong")
+    num_waiting = sum(1 for s in live if s.state is State.WAITING)
+    check(stats.num_waiting == num_waiting, "the count of waiting sequences is wrong")
     check(sum(stats.waiting_by_reason.values()) == stats.num_waiting, "waiting by reason does not sum up")
     check(stats.num_used_blocks == len({b for s in (*live, *held) for b in s.blocks}), "used blocks are miscounted")
     if scheduler._service is not None:

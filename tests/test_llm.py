@@ -133,6 +133,7 @@ class TestGenerate:
             ({"tenant": "a\nb"}, "tenant must be a text"),
             ({"ttft_deadline_ms": 0}, "ttft_deadline_ms must be a number of milliseconds above 0"),
             ({"e2e_deadline_ms": float("nan")}, "e2e_deadline_ms must be"),
+            ({"e2e_deadline_ms": 10**400}, "e2e_deadline_ms must be"),
             ({"e2e_deadline_ms": "soon"}, "e2e_deadline_ms must be"),
         ],
     )

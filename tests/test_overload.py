@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason, Ticket
+from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason
 from chairlift.core.engine import Engine
 from chairlift.core.errors import Overloaded
 from chairlift.core.policy import Policy
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import FinishReason, Request, StepOutput
 from virtual_engine import (
     CPU_LIKE,
@@ -46,6 +47,7 @@ class GuardedEngine(Engine):
             request.principal,
             [len(request.prompt)],
             request.arrival,
+            tenant=request.tenant,
             priority=request.priority,
             ttft_deadline=request.ttft_deadline,
             e2e_deadline=request.e2e_deadline,
@@ -189,13 +191,21 @@ def test_an_underloaded_engine_refuses_nobody_whatever_their_deadline(capacity: 
     assert [served.refused for served in driver.served.values() if served.refused is not None] == []
 
 
+def named(request: Request, kind: str, name: str) -> Request:
+    """As asked by a user with a key, or by a tenant of the one user there is."""
+    return replace(request, principal=name) if kind == "principal" else replace(request, tenant=name)
+
+
+@pytest.mark.parametrize("kind", ["principal", "tenant"])
 @pytest.mark.parametrize(("order", "is_fair"), [("fair", True), ("fcfs", False)])
-def test_s13_a_flood_at_the_door_takes_nothing_from_modest_users(capacity: float, order: Any, is_fair: bool) -> None:
+def test_s13_a_flood_at_the_door_takes_nothing_from_modest_users(
+    capacity: float, order: Any, is_fair: bool, kind: str
+) -> None:
     """Seven users ask for half of the capacity together; an eighth for a hundred times what each of them does."""
     rate = capacity / 14
-    flood = [replace(request, principal="flood") for request in traffic([(30.0, 100 * rate)], seed=6)]
+    flood = [named(request, kind, "flood") for request in traffic([(30.0, 100 * rate)], seed=6)]
     modest = [replace(request, id=10**6 + request.id) for request in traffic([(30.0, 7 * rate)], seed=7)]
-    modest = [replace(request, principal=f"user {i % 7}") for i, request in enumerate(modest)]
+    modest = [named(request, kind, f"user {i % 7}") for i, request in enumerate(modest)]
     driver, engine = guarded(Policy(scheduling_policy=order), max_num_queued_reqs=round(2 * capacity))
     driver.run([*flood, *modest])
     served = [driver.served[request.id] for request in modest]

@@ -25,6 +25,10 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, frozen=True):
     id: int
 
 
+class Close(msgspec.Struct, tag="close", array_like=True, frozen=True):
+    """Little or nothing more will come: a batch that is filling need not wait for others."""
+
+
 class Drain(msgspec.Struct, tag="drain", array_like=True, frozen=True):
     """Finish what is there, accept nothing more, then exit with status 0."""
 
@@ -83,7 +87,7 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """The worker's monotonic clock (CLOCK_MONOTONIC: the same clock in every process of a machine), in seconds."""
 
 
-ToWorker = Add | Abort | Drain | SetLimits
+ToWorker = Add | Abort | Close | Drain | SetLimits
 FromWorker = Ready | Failed | Refused | Step
 
 _encoder = msgspec.msgpack.Encoder()

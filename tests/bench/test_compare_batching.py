@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -239,8 +240,9 @@ def test_the_table_and_the_figures() -> None:
     assert len({len(line) for line in (head, *lines)}) == 1
     assert all(" 250 ms" in line and "%" in line for line in lines)
     assert bench.to_verdict(rows) == (
-        "continuous over static: 1.0 times the tokens per second, 1/1 of the TTFT in the median"
+        "continuous over static: 1.0 times the tokens per second, 1.0 times the TTFT in the median"
     )
+    assert bench.to_json(traffic(6), math.inf, None, NUM_SLOTS, rows)["request_rate"] == "inf", "JSON has no infinity"
     figures = bench.to_json(traffic(6), 2.0, bench.Capacity(1.0, 3.0), NUM_SLOTS, rows)
     assert figures["traffic"]["output_max"] == 512
     assert figures["estimated_capacity"] == {"static": 1.0, "continuous": 3.0}

@@ -103,6 +103,7 @@ def test_without_a_rate_one_is_measured(fake: Fake, tmp_path: Path, capsys: pyte
     [
         (["--batching", "dynamic"], "leave out --batching"),
         (["--journal", "somewhere"], "leave out --journal"),
+        (["--prefill-first"], "leave out --prefill-first"),
         (["--num-prompts", "0"], "num_prompts"),
         (["--output-median", "100"], "output_median"),
         (["--output-json", "no-such-folder/x.json"], "no-such-folder"),

@@ -229,3 +229,17 @@ def test_any_text_can_be_printed_anywhere() -> None:
 def test_precisions_are_those_of_the_executor() -> None:
     assert get_args(options.Dtype) == get_args(Dtype)
     assert get_args(options.KVCacheDtype) == get_args(KVCacheDtype)
+
+
+@pytest.mark.parametrize("source", ["environment", "file"])
+@pytest.mark.parametrize("flag", ["api-key", "admin-api-key", "allowed-host"])
+def test_a_repeated_flag_takes_the_place_of_other_sources(flag: str, source: str, tmp_path: Path) -> None:
+    """A key from the environment stayed valid beside the one that was to replace it."""
+    config = tmp_path / "config.yaml"
+    config.write_text(f"{flag}: [old, older]" if source == "file" else "", encoding="utf-8")
+    variable = "CHAIRLIFT_" + flag.upper().replace("-", "_")
+    environment = {variable: "old"} if source == "environment" else {}
+    command = ["serve", "m", "--config", str(config)]
+    name = flag.replace("-", "_")
+    assert getattr(parse(command, environment), name)[0] == "old"
+    assert getattr(parse([*command, f"--{flag}", "new", f"--{flag}", "other"], environment), name) == ["new", "other"]

@@ -70,3 +70,9 @@ def test_flags_of_the_journal() -> None:
         assert (options.journal, options.journal_digest) == ("j", True)
         assert (options.journal_max_bytes, options.journal_segments) == (1 << 20, 2)
     assert engine_options(parse(["serve"], {"CHAIRLIFT_JOURNAL": "k"})).journal == "k"
+
+
+def test_a_line_without_an_end_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chairlift.cli.replay.MAX_LINE_BYTES", 1 << 20)
+    assert main(["replay", "/dev/zero"]) == 2
+    assert capsys.readouterr().err == "chairlift: /dev/zero: line 1: more than 1048576 bytes\n"

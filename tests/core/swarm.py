@@ -325,9 +325,13 @@ def random_world(rng: random.Random) -> World:
     num_blocks = rng.choice([4, 6, 10, 20, 64, 200])
     max_num_seqs = rng.choice([1, 2, 4, 8, 32])
     budget = max_num_seqs + rng.choice([0, 1, 3, 10, 100, 1000])
-    limits = Limits(max_num_seqs, budget, max_model_len=rng.choice([8, 30, 100]))
+    max_model_len = rng.choice([8, 30, 100])
+    policy = random_policy(rng)
+    if not policy.enable_chunked_prefill and rng.random() < 0.5:
+        budget = max(max_num_seqs, max_model_len)  # any prompt fits, and not always beside others
+    limits = Limits(max_num_seqs, budget, max_model_len)
     shape = CacheShape(num_blocks, block_size)
-    return World(limits, shape, enable_prefix_caching=rng.random() < 0.7, policy=random_policy(rng))
+    return World(limits, shape, enable_prefix_caching=rng.random() < 0.7, policy=policy)
 
 
 def random_policy(rng: random.Random) -> Policy:
@@ -417,6 +421,7 @@ def live(seed: int, num_steps: int) -> World:
         now += rng.choice([0.0, 0.0, 0.01, 0.01, 30.0 if rng.random() < 0.1 else 0.03])
         if rng.random() < fault_rate / 10:
             now -= 1.0  # a clock that jumps back
+            world.door.clock_is_steady = False
         meddle()
         if rng.random() < fault_rate / 100:
             world.engine.close()

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason, Ticket
+from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import EngineStats
 
 CAPS = (
@@ -257,6 +258,32 @@ def test_a_flood_of_one_user_does_not_keep_another_out() -> None:
     refusal(fcfs, "light")  # first come, first served, at the door too
 
 
+def test_a_flood_of_one_tenant_does_not_keep_another_of_the_same_user_out() -> None:
+    admission = make(policy="fair", max_num_queued_reqs=16)
+    fill_slots(admission)
+    for _ in range(16):
+        one(admission, "key", tenant="flood")
+    refusal(admission, "key", tenant="flood")
+    with pytest.raises(Overloaded):
+        admission.check_room("key", "flood")
+    admission.check_room("key", "light")
+    one(admission, "key", tenant="light")
+    one(admission, "key", tenant="lighter")
+    refusal(admission, "key", tenant="third")  # an eighth over the cap; the rest is for other users
+    one(admission, "other")
+
+
+def test_names_that_a_greedy_user_makes_up_gain_it_nothing_against_others() -> None:
+    admission = make(policy="fair", max_num_queued_reqs=16)
+    fill_slots(admission)
+    for i in range(18):  # an eighth over the cap
+        one(admission, "greedy", tenant=f"made up {i}")
+    refusal(admission, "greedy", tenant="made up as well")
+    for _ in range(2):
+        one(admission, "other")
+    refusal(admission, "other")
+
+
 def test_requests_with_deadlines_get_past_those_that_can_wait() -> None:
     admission = make(policy="deadline", max_num_queued_reqs=8)
     fill_slots(admission)
@@ -336,6 +363,7 @@ def test_src_tgi_1877_every_permit_comes_back_after_ten_thousand_mixed_cancels(p
                 principal,
                 [generator.randrange(1, 50) for _ in range(generator.choice([1, 1, 3]))],
                 now,
+                tenant=f"t{generator.randrange(4)}",
                 n=generator.choice([1, 1, 2]),
                 priority=generator.randrange(3),
                 ttft_deadline=generator.choice([None, None, now + generator.random() * 3]),
@@ -368,12 +396,13 @@ def test_src_tgi_1877_every_permit_comes_back_after_ten_thousand_mixed_cancels(p
             sum(ticket.num_tokens for ticket in queued),
             len({ticket.principal for ticket in live}),
         ), turn
+        assert admission.num_tenants == len({(ticket.principal, ticket.tenant) for ticket in live})
         assert admission.num_queued <= 40 + 10 + slots
     assert set(refused) == {"max_num_queued_reqs", "max_num_reqs_per_principal", "deadline"}
     for ticket in live:
         admission.ended(ticket, now)
     admission.observe(stats(0, 0, slots), now)
-    assert counts(admission) == (0, 0, 0, 0)
+    assert (*counts(admission), admission.num_tenants) == (0, 0, 0, 0, 0)
     assert len([one(admission, f"p{i // 12}", now=now) for i in range(48)]) == 48
     assert refusal(admission, "p0", now=now).reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL
     if policy != "fair":  # under which a newcomer gets past them
@@ -448,6 +477,14 @@ def test_under_earliest_deadline_first_only_earlier_deadlines_are_in_the_way() -
         one(admission, now=100.0, ttft_deadline=106.4)
     refusal(admission, now=100.0, ttft_deadline=106.41)  # six and a half seconds' worth of others before it
     one(admission, now=100.0, ttft_deadline=106.39)
+
+
+def test_under_fair_shares_a_flood_of_another_tenant_is_not_in_the_way() -> None:
+    admission = busy("fair")
+    for _ in range(100):
+        one(admission, "key", tenant="flood", now=100.0)
+    one(admission, "key", tenant="light", now=100.0, ttft_deadline=102.0)
+    refusal(admission, "key", tenant="flood", now=100.0, ttft_deadline=102.0)
 
 
 def test_under_fair_shares_a_flood_of_others_is_not_in_the_way() -> None:

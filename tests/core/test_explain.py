@@ -62,7 +62,7 @@ def test_everything_that_happened_is_said_in_order() -> None:
     assert sentence(everything) == (
         "Queued behind 12 others; waited 1.2 s for cache blocks and 0.4 s for the token budget; "
         "passed by 2 later ones; preempted once by request 17 (blocks), 0.3 s until it went on; "
-        "640 prompt tokens in 3 chunks, 512 of them from the cache, 96 tokens computed again; "
+        "640 prompt tokens, 512 of them from the cache, 96 tokens computed again, all in 3 chunks; "
         "first token after 1.9 s, 63 more in 2.1 s; ended by its length."
     )
 
@@ -75,7 +75,7 @@ def test_one_is_not_many() -> None:
         finished=100.05,
     )
     assert sentence(one) == (
-        "Queued behind 1 other; passed by 1 later one; 1 prompt token in one chunk, 1 token computed again; "
+        "Queued behind 1 other; passed by 1 later one; 1 prompt token, 1 token computed again, all in one chunk; "
         "its only token after 50 ms; ended by its length."
     )
 
@@ -147,8 +147,8 @@ def test_durations_have_two_or_three_digits(seconds: float, said: str) -> None:
         ),
         (
             [(5, BLOCKS)],
-            "once by another answer to the same request (blocks)",
-            "once by another answer to the same request (blocks)",
+            "once by an answer before it (blocks)",
+            "once by an answer before it (blocks)",
         ),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chairlift.core.engine import Engine
+from chairlift.core.fairness import MAX_IDLE_COUNTERS, Counters
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request, SamplingParams, StepOutput
@@ -50,7 +51,9 @@ def test_in_the_end_each_is_charged_what_it_got() -> None:
     assert served(engine)["a"] == (21 + 2 * 30) / 2.0
     before = served(engine)["a"]
     engine.add(replace(first, id=2, params=replace(first.params, max_tokens=3)))
-    for _ in range(10):
+    step(engine)
+    assert engine.scheduler._live[2][0].paid_inputs == 1
+    for _ in range(9):
         step(engine)
     assert not engine.has_work
     assert engine.stats().prefix_hits == 20
@@ -109,3 +112,16 @@ def test_long_outputs_are_charged_as_they_grow() -> None:
     sequence = engine.scheduler._live[1000][0]
     assert sequence.num_output > 15
     assert sequence.paid_outputs >= sequence.num_output
+
+
+def test_names_that_nobody_uses_are_forgotten_and_those_served_most_are_the_last() -> None:
+    counters = Counters({})
+    for number in range(MAX_IDLE_COUNTERS + 2):
+        name = str(number)
+        counters.enter(name)
+        counters.join(name)
+        counters.charge(name, float(number))
+        counters.leave(name)
+    assert len(counters.service) < MAX_IDLE_COUNTERS * 0.6
+    assert str(MAX_IDLE_COUNTERS) in counters.service
+    assert "1" not in counters.service

@@ -93,6 +93,28 @@ def test_what_leaves_while_nobody_waits_says_nothing_about_what_can_be_served() 
     assert pace.slots_s(16) == pytest.approx(16 * 0.5 / 8)  # not sixteen seconds
 
 
+def test_a_single_departure_right_after_the_crowd_came_decides_little() -> None:
+    pace = Pace(4)
+    for _ in range(8):
+        pace.left(1, 10.0)
+    pace.observe(stats(4, 9), 0.0)
+    pace.left(1, 10.0)
+    pace.observe(stats(4, 9), 0.01)
+    assert pace.slots_s(1) == pytest.approx(10.0 / 4, rel=0.3)  # not a hundredth of a second
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    pace = Pace(4)
+    now = 0.0
+    for service_s, seconds in ((1.0, 600.0), (10.0, 120.0)):
+        end = now + seconds
+        while now < end:
+            now += service_s / 4
+            pace.left(1, service_s)
+            pace.observe(stats(4, 9), now)
+    assert pace.slots_s(4) == pytest.approx(10.0, rel=0.15)
+
+
 def test_a_wait_grows_while_nobody_leaves() -> None:
     pace = Pace(4)
     pace.observe(stats(4, 9), 0.0)

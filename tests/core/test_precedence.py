@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from chairlift.core.blocks import BlockPool
+from chairlift.core.deadlines import Deadlines
 from chairlift.core.engine import Engine
 from chairlift.core.ordering import Sorted, Waiting
 from chairlift.core.policy import Policy
@@ -72,8 +73,8 @@ def test_equals_keep_their_places_when_one_was_looked_at() -> None:
     assert running(engine) == {2}
 
 
-def test_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not() -> None:
-    """vLLM#45561, #40004: with every slot taken, strictly higher priority starts in the next step."""
+def test_src_vllm_45561_40004_a_better_level_takes_a_slot_at_once_and_an_equal_one_does_not() -> None:
+    """With every slot taken, strictly higher priority starts in the next step."""
     engine = make_engine(Policy(scheduling_policy="priority"), Limits(2, 64, 100))
     for number in range(2):
         engine.add(ask(number, max_tokens=40))
@@ -158,3 +159,81 @@ def test_kept_blocks_are_used_again_least_recently_used_first() -> None:
     pool.retain(blocks[1])
     pool.drop(blocks[1], keep=True)
     assert [pool.take()[0] for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]
+
+
+def test_nobody_is_preempted_for_blocks_that_the_better_one_shares_with_it() -> None:
+    """What the victim gives up and the other takes at once is not free for anybody."""
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(4, 64, 100), CacheShape(8, 4))
+    engine.add(replace(ask(0, priority=-1), prompt=prompt(11, first=5)))
+    engine.add(replace(ask(1), prompt=prompt(13)))
+    for _ in range(3):
+        engine.step(1.0)
+    assert running(engine) == {0, 1}
+    assert engine.stats().num_used_blocks == 8
+    before = engine.stats().num_preemptions
+    engine.add(replace(ask(2, priority=-1), prompt=prompt(13)))
+    engine.step(2.0)
+    assert 2 in running(engine) or engine.stats().num_preemptions == before
+
+
+def test_a_choice_whose_rest_of_the_prompt_must_be_whole_is_not_starved_by_those_who_come_later() -> None:
+    """Without chunked prefill it waits for a step with room for all of it, and nobody may fill that room meanwhile."""
+    engine = make_engine(Policy(enable_chunked_prefill=False), Limits(12, 16, 100), CacheShape(64, 8))
+    engine.add(replace(ask(100, max_tokens=1), prompt=prompt(16)))
+    drain(engine, 0.0)
+    for number in range(8):
+        engine.add(ask(number, length=2, max_tokens=12 + 3 * number))
+    engine.step(1.0)
+    engine.step(1.0)
+    engine.add(replace(ask(50, n=2, max_tokens=80), prompt=prompt(16)))
+    for step in range(40):
+        engine.add(ask(1000 + 2 * step, length=1, max_tokens=4))
+        engine.add(ask(1001 + 2 * step, length=1, max_tokens=9))
+        engine.step(2.0)
+    lead, second = engine.scheduler._live[50]
+    assert lead.num_output > 20
+    assert second.num_output > 10
+
+
+def test_ageing_in_less_than_the_clock_can_tell_apart_comes_to_an_end() -> None:
+    """A period that added nothing to the time was due again at once, and again."""
+    waiting = Waiting(Sorted, ageing_s=1e-12)
+    sequences = [Sequence(ask(i, priority=i), 0, (i, 0.0, i, 0), 10, None) for i in range(3)]
+    for sequence in sequences:
+        waiting.push(sequence, 1e6)
+    waiting.peek(1e6 + 1.0)
+    assert [s.order[0] for s in sequences] == [0, 0, 0]
+
+
+def test_a_line_from_which_most_were_taken_keeps_its_order() -> None:
+    """It forgets them in bulk."""
+    line = Sorted()
+    sequences = [Sequence(ask(i), 0, (0, float(-i), i, 0), 10, None) for i in range(300)]
+    for sequence in sequences:
+        line.push(sequence)
+    for sequence in sequences[20:]:
+        line.remove(sequence)
+    assert len(line._heap) < 100
+    order = []
+    while line:
+        order.append(line.peek().request.id)
+        line.remove(line.peek())
+    assert order == list(range(19, -1, -1))
+
+
+def test_deadlines_of_those_that_are_over_are_forgotten_in_bulk_and_no_others() -> None:
+    deadlines = Deadlines()
+    requests = [replace(ask(i), ttft_deadline=float(i), e2e_deadline=1000.0 - i) for i in range(200)]
+    for request in requests:
+        deadlines.add(request)
+    live = requests[150:153]
+    deadlines.prune(len(live), lambda request: request in live)
+    assert deadlines.next == 150.0
+    assert [(entry[-2], entry[-1].id) for entry in deadlines.pop_due(2000.0)] == [
+        ("ttft", 150),
+        ("ttft", 151),
+        ("ttft", 152),
+        ("e2e", 152),
+        ("e2e", 151),
+        ("e2e", 150),
+    ]

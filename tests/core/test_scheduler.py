@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
     CacheShape,
     FinishReason,
+    LimitChange,
     Limits,
     Request,
     SamplingParams,
@@ -111,8 +115,8 @@ def test_a_second_prompt_with_the_same_prefix_starts_where_the_first_one_got_to(
 
 
 @pytest.mark.parametrize("length", [7, 8, 9])
-def test_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
-    """vLLM#11186: prompts of an exact multiple of the block."""
+def test_src_vllm_11186_minivllm_87_a_hit_leaves_at_least_one_token_to_compute(length: int) -> None:
+    """Prompts of an exact multiple of the block."""
     engine, executor = make_engine(block_size=4)
     for number in range(2):
         engine.add(ask(number, list(range(length))))
@@ -151,8 +155,8 @@ def test_choices_of_a_request_share_the_blocks_of_their_prompt() -> None:
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 4])
-def test_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -> None:
-    """inference-sim#963, vllm-ascend#16315: no evict-requeue-evict livelock."""
+def test_src_inference_sim_297_529_963_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -> None:
+    """No evict-requeue-evict livelock."""
     engine, executor = make_engine(num_blocks=24 // block_size + 1, block_size=block_size, max_model_len=24, budget=30)
     requests = [ask(number, [number, 1, 2, 3], max_tokens=20) for number in range(12)]
     for request in requests:
@@ -165,8 +169,10 @@ def test_a_pool_of_one_request_and_one_block_serves_everybody(block_size: int) -
 
 @pytest.mark.parametrize("offset", range(9))
 @pytest.mark.parametrize("caching", [False, True])
-def test_a_preempted_sequence_resumes_with_equal_tokens(offset: int, caching: bool) -> None:
-    """vLLM#16832: output lost or doubled after recompute. Preempted after each number of tokens, at every offset."""
+def test_src_vllm_16832_fastdeploy_3071_a_preempted_sequence_resumes_with_equal_tokens(
+    offset: int, caching: bool
+) -> None:
+    """Output lost or doubled after recompute. Preempted after each number of tokens, at every offset."""
     engine, executor = make_engine(caching=caching, block_size=4)
     request = ask(1, list(range(6)), max_tokens=20)
     engine.add(request)
@@ -226,8 +232,8 @@ def test_priority_comes_before_arrival() -> None:
 
 @pytest.mark.parametrize("when", ["waiting", "planned", "prefilling", "decoding", "twice", "after"])
 @pytest.mark.parametrize("n", [1, 3])
-def test_abort_at_every_phase_gives_everything_back(when: str, n: int) -> None:
-    """vLLM#9428, #7671, #51629, omlx#1031: abort is idempotent and leaves nothing behind."""
+def test_src_vllm_9428_7671_abort_at_every_phase_gives_everything_back(when: str, n: int) -> None:
+    """Abort is idempotent and leaves nothing behind."""
     engine, _ = make_engine(budget=8)
     engine.add(ask(1, list(range(20)), n=n, max_tokens=30))
     finishes = []
@@ -329,8 +335,7 @@ def test_what_can_never_fit_is_refused_when_added() -> None:
         {"params": SamplingParams(allowed_token_ids=(-1,))},
     ],
 )
-def test_token_ids_outside_the_vocabulary_are_refused(bad: dict[str, object]) -> None:
-    """vLLM#16529, #54195, #11375."""
+def test_src_vllm_16529_54195_11375_token_ids_outside_the_vocabulary_are_refused(bad: dict[str, object]) -> None:
     engine, _ = make_engine()
     fields: dict[str, object] = {"id": 1, "prompt": [1], "params": SamplingParams(), **bad}
     with pytest.raises(InvalidRequest, match="outside 0"):
@@ -414,3 +419,71 @@ def test_decoding_rows_that_do_not_change_are_planned_with_the_same_lists() -> N
     engine.add(ask(2, [1], max_tokens=20))
     drain(engine)
     assert [len(p.decodes) for p in recorder.plans[:9]] == [0, 1, 1, 1, 1, 1, 1, 2, 2]
+
+
+def test_rows_outside_a_failed_step_go_on() -> None:
+    """Where prefill goes first, those who decode have no part in a step of chunks, nor in its failure."""
+    shape = CacheShape(64, 4)
+    executor = FakeExecutor(shape)
+    policy = Policy(prefill_first=True)
+    engine = Engine(Scheduler(Limits(8, 64, 100), shape, vocab_size=VOCAB_SIZE, policy=policy), executor)
+    request = ask(1, [1, 2, 3])
+    engine.add(request)
+    first = (engine.step(0.0) or StepOutput()).tokens
+    engine.add(ask(2, [4, 5]))
+
+    def fail(plan: StepPlan) -> None:
+        raise RuntimeError
+
+    executor.fail_step = fail
+    failed = engine.step(0.0) or StepOutput()
+    executor.fail_step = None
+    assert [(f.id, f.reason) for f in failed.finishes] == [(2, FinishReason.ERROR)]
+    assert first + drain(engine)[(1, 0)] == expected_answer(request, 0, 100)
+
+
+@pytest.mark.parametrize("num_steps", range(1, 6))
+@pytest.mark.parametrize("caching", [False, True])
+def test_scores_are_given_out_at_any_preemption_once(num_steps: int, caching: bool) -> None:
+    give_out_scores(num_steps, caching)
+
+
+def test_scores_are_given_out_once() -> None:
+    give_out_scores(2, caching=False)
+
+
+def give_out_scores(num_steps: int, caching: bool) -> None:
+    engine, _ = make_engine(budget=7, max_num_seqs=2, caching=caching)
+    request = ask(1, list(range(30)))
+    engine.add(replace(request, params=replace(request.params, prompt_logprobs=0)))
+    scored: list[int] = []
+    for step in range(40):
+        if step == num_steps:
+            preempt(engine.scheduler, engine.scheduler._live[1][0])
+        output = engine.step(0.0) or StepOutput()
+        scored += [score.token for scores in output.prompt_logprobs.values() for score in scores]
+        if not engine.has_work:
+            break
+    assert scored == list(range(1, 30))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        LimitChange(max_num_seqs=0),
+        LimitChange(max_num_seqs=9),
+        LimitChange(max_num_batched_tokens=7),
+        LimitChange(max_num_batched_tokens=65),
+        LimitChange(max_num_seqs=4, max_num_batched_tokens=3),
+        LimitChange(long_prefill_token_threshold=-1),
+        LimitChange(itl_objective_s=-0.1),
+        LimitChange(max_num_seqs=2, ttft_objective_s=-0.1),
+    ],
+)
+def test_a_change_of_limits_that_makes_no_sense_changes_nothing(change: LimitChange) -> None:
+    engine, _ = make_engine(max_num_seqs=8, budget=64)
+    before = engine.stats()
+    with pytest.raises(InvalidOption):
+        engine.set_limits(change)
+    assert engine.scheduler.limits == Limits(8, 64, 100)
+    assert engine.stats() == before

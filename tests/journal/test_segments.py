@@ -148,3 +148,26 @@ def test_two_writers_of_one_journal_are_refused(tmp_path: Path) -> None:
             SegmentFiles(tmp_path / "j", 3)
     with files_at(tmp_path / "j"):
         pass
+
+
+def test_of_two_writers_who_started_at_once_one_writes(tmp_path: Path) -> None:
+    """Both found nobody there, and then took turns to make the other's segment an old one."""
+    with files_at(tmp_path / "j") as one, files_at(tmp_path / "j") as other:
+        one.begin([HEAD % 0])
+        with pytest.raises(OSError, match="written by another process"):
+            other.begin([HEAD % 1])
+        one.write(b"more\n")
+        assert contents(tmp_path) == {"j": HEAD % 0 + b"more\n"}
+        one.close()
+        other.begin([HEAD % 2])
+        assert contents(tmp_path) == {"j": HEAD % 2, "j.1": HEAD % 0 + b"more\n"}
+
+
+def test_a_segment_that_another_one_begins_is_left_alone(tmp_path: Path) -> None:
+    with files_at(tmp_path / "j") as other:
+        begun = create(tmp_path / "j.new")
+        with pytest.raises(OSError, match="written by another process"):
+            other.begin([HEAD % 1])
+        begun.close()
+        other.begin([HEAD % 2])
+        assert contents(tmp_path) == {"j": HEAD % 2}

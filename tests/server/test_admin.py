@@ -301,6 +301,16 @@ def test_without_chunks_a_step_keeps_room_for_the_longest_prompt() -> None:
         status, answer = server.json("PATCH", LIMITS, body, OWNER)
         assert (status, answer["error"]["param"]) == (400, "max_num_batched_tokens")
         ask(server, "PATCH", LIMITS, {"max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS, "max_num_seqs": 2})
+        status, answer = server.json("PATCH", LIMITS, {"long_prefill_token_threshold": 16}, OWNER)
+        assert (status, answer["error"]["param"]) == (400, "long_prefill_token_threshold")
+        ask(server, "PATCH", LIMITS, {"long_prefill_token_threshold": 0})
+
+
+def test_bounds_are_said_as_they_may_be_asked_for(server: RunningServer) -> None:
+    _, answer = server.json("PATCH", LIMITS, {"max_num_queued_reqs": -1}, OWNER)
+    assert answer["error"]["message"] == "max_num_queued_reqs must be between 0 and 2147483647"
+    _, answer = server.json("PATCH", LIMITS, {"itl_objective_ms": -1}, OWNER)
+    assert answer["error"]["message"] == "itl_objective_ms must be between 0 and 3600000"
 
 
 def test_nothing_is_in_force_until_the_engine_has_spoken() -> None:

@@ -189,6 +189,20 @@ def test_urgent_requests_get_past_a_flood_of_background_work() -> None:
             assert ask(server, priority=-5)[0] == 429
 
 
+@pytest.mark.parametrize("named", ["header", "body"])
+def test_a_modest_tenant_gets_past_a_flood_of_another(named: str) -> None:
+    def as_tenant(name: str) -> dict[str, Any]:
+        header = {"x-gateway-inference-fairness-id": name}
+        return {"headers": header} if named == "header" else {"user": name}
+
+    flood, modest = as_tenant("flood"), as_tenant("modest")
+    options = caps(max_num_queued_reqs=8) | {"scheduling_policy": "fair"}
+    with serving(**options) as server, occupied(server), queued(server, 8, **flood):
+        assert ask(server, **flood)[0] == 429
+        with queued(server, 1, **modest):
+            assert server.worker.adds[-1].tenant == "modest"
+
+
 def test_tokens_are_estimated_for_text_and_exact_for_ids() -> None:
     limits = caps(max_num_queued_tokens=1000)
     with serving(**limits) as server, occupied(server), queued(server, 1, prompt=[7] * 600):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from chairlift.core.engine import Engine
+from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Finish, Limits, Request, SamplingParams
 from chairlift.wire import Abort, Add, Drain, Refused, Step
@@ -18,10 +19,15 @@ TIMEOUT_S = 20.0
 
 
 def fake_engine(
-    executor: FakeExecutor, *, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, max_model_len: int = 200
+    executor: FakeExecutor,
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 200,
+    policy: Policy | None = None,
 ) -> Engine:
     limits = Limits(max_num_seqs, max_num_batched_tokens, max_model_len)
-    return Engine(Scheduler(limits, executor.cache, vocab_size=VOCAB_SIZE), executor)
+    return Engine(Scheduler(limits, executor.cache, vocab_size=VOCAB_SIZE, policy=policy), executor)
 
 
 def request(request_id: int, *, length: int = 10, max_tokens: int = 5, n: int = 1) -> Request:
@@ -72,9 +78,16 @@ class Emitted:
 class Running:
     """A loop on its own thread; leaving the context drains it."""
 
-    def __init__(self, executor: FakeExecutor | None = None, *, heartbeat_s: float = 60.0, **limits: int) -> None:
+    def __init__(
+        self,
+        executor: FakeExecutor | None = None,
+        *,
+        heartbeat_s: float = 60.0,
+        policy: Policy | None = None,
+        **limits: int,
+    ) -> None:
         self.executor = executor or FakeExecutor(CacheShape(64, 4))
-        self.engine = fake_engine(self.executor, **limits)
+        self.engine = fake_engine(self.executor, policy=policy, **limits)
         self.emitted = Emitted()
         self.loop = EngineLoop(self.engine, time.monotonic, self.emitted, heartbeat_s=heartbeat_s)
         self.error: Exception | None = None

@@ -7,8 +7,9 @@ from random import Random
 
 import pytest
 
+from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, FinishReason, Request, SamplingParams, StepPlan
-from chairlift.wire import Drain
+from chairlift.wire import Close, Drain
 from fakes import VOCAB_SIZE, FakeExecutor, expected, prompt
 from worker.running import Running, request
 
@@ -180,6 +181,15 @@ class TestEnd:
             gate.release(100)
         assert running.emitted.tokens(1) == expected(request(1), 9)
         assert [(refused.id, refused.never) for refused in running.emitted.refusals] == [(2, False)]
+
+    def test_a_batch_that_is_filling_starts_when_little_more_will_come(self) -> None:
+        """Before a server drains: those who wait for others to fill their batch would wait in vain."""
+        with Running(policy=Policy(batching="static")) as running:
+            running.add(request(1))
+            running.loop.submit(Close())
+            running.wait_finished(1)
+            running.add(request(2))  # on its way when the server closed
+            running.wait_finished(2)
 
     def test_a_stop_does_not_wait_for_requests(self) -> None:
         gate = threading.Semaphore(0)

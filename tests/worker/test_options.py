@@ -27,7 +27,6 @@ def test_every_option_of_the_policy_arrives_and_survives_the_command_line() -> N
         priority_ageing_s=5,
         max_bypass=3,
         watermark=0.0,
-        long_prefill_token_threshold=64,
         itl_objective_ms=50,
         ttft_objective_ms=800,
     )
@@ -41,13 +40,13 @@ def test_every_option_of_the_policy_arrives_and_survives_the_command_line() -> N
         priority_ageing_s=5,
         max_bypass=3,
         watermark=0.0,
-        long_prefill_token_threshold=64,
         itl_objective_s=0.05,
         ttft_objective_s=0.8,
         max_step_s=MAX_STEP_S,
     )
     assert decode_options(worker_command(options, 3)[-1]) == options
     assert EngineOptions(model="m", prefill_first=True).policy().prefill_first
+    assert EngineOptions(model="m", long_prefill_token_threshold=64).policy().long_prefill_token_threshold == 64
     assert EngineOptions(model="m", batching="dynamic").policy().max_batch_wait_s is None
 
 
@@ -71,6 +70,15 @@ def test_every_option_of_the_policy_arrives_and_survives_the_command_line() -> N
         ({"tenant_weights": {"a": 0}}, "tenant_weights of 'a' must be above 0"),
         ({"tenant_weights": {"a": "much"}}, "tenant_weights of 'a' must be a number"),
         ({"tenant_weights": "a=2"}, "tenant_weights must map names"),
+        ({"tenant_weights": {1: 2}}, "tenant_weights has names that are text, not 1"),
+        ({"ttft_objective_ms": 10**400}, "ttft_objective_ms must be a number"),
+        ({"journal": 5}, "journal must name a file"),
+        ({"journal": b"there"}, "journal must name a file"),
+        ({"tenant_weights": {"a": 2}}, "tenant_weights goes with scheduling_policy fair: fcfs has no shares"),
+        (
+            {"long_prefill_token_threshold": 8, "enable_chunked_prefill": False},
+            "long_prefill_token_threshold goes with chunked prefill",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_by_the_name_the_user_gave(options: dict[str, Any], message: str) -> None:

@@ -239,7 +239,7 @@ def to_json(
     """Everything: what was served, what was expected, and the figures of each policy as `bench serve` saves them."""
     return {
         "traffic": asdict(traffic),
-        "request_rate": request_rate,
+        "request_rate": request_rate if math.isfinite(request_rate) else "inf",
         "estimated_capacity": None if capacity is None else asdict(capacity),
         "max_num_seqs": max_num_seqs,
         "policies": [row.to_json() for row in rows],
@@ -263,4 +263,5 @@ def to_verdict(rows: Sequence[Row]) -> str:
     static, continuous = by_name["static"], by_name["continuous"]
     tokens = continuous.output_tokens_per_s / static.output_tokens_per_s
     ttft = static.latency_s("ttft", 50.0) / continuous.latency_s("ttft", 50.0)
-    return f"continuous over static: {tokens:.1f} times the tokens per second, 1/{ttft:.0f} of the TTFT in the median"
+    share = f"1/{ttft:.0f} of" if ttft >= 1.5 else f"{1 / ttft:.1f} times"
+    return f"continuous over static: {tokens:.1f} times the tokens per second, {share} the TTFT in the median"

@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidOption("compare-batching serves under all three batchings: leave out --batching")
     if arguments.journal is not None:
         raise InvalidOption("compare-batching keeps no journal: leave out --journal")
+    if arguments.prefill_first:
+        raise InvalidOption("compare-batching serves under all three batchings: leave out --prefill-first")
     if arguments.max_batch_wait_ms is not None:
         arguments.batching = "dynamic"
     options = engine_options(arguments)

@@ -85,7 +85,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Names
     if getattr(arguments, "config", None) is not None:
         command.set_defaults(**file_defaults(command, arguments.config))
     command.set_defaults(**environment_defaults(command, environment))
-    return parser.parse_args(argv)
+    complete = parser.parse_args(argv)
+    for action in command._actions:
+        # What is given here takes the place of other sources: argparse would add a new key to an old one.
+        if isinstance(action, argparse._AppendAction) and getattr(arguments, action.dest) is not None:
+            setattr(complete, action.dest, getattr(arguments, action.dest))
+    return complete
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from chairlift.core.errors import InvalidJournal
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from chairlift.journal.replay import Replayed
 
 EXIT_DIFFERENT = 1
+MAX_LINE_BYTES = 256 << 20
+"""Longer than any that is written: a file without lines, or an endless device, must not fill the memory."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,11 +53,20 @@ def replay_file(path: Path) -> Replayed:
 
     try:
         with path.open("rb") as file:
-            return replay(file)
+            return replay(_lines(file))
     except OSError as error:
         raise InvalidJournal(f"{path}: {error.strerror or error}") from error
     except InvalidJournal as error:
         raise InvalidJournal(f"{path}: {error}") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE_BYTES):
+        number += 1
+        if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            raise InvalidJournal(f"line {number}: more than {MAX_LINE_BYTES} bytes")
+        yield line
 
 
 def summary(replayed: Replayed) -> str:

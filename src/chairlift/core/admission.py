@@ -10,7 +10,8 @@ While the engine reports free slots and nobody waiting, who finds a slot does no
 as soon as somebody waits in the engine, everybody who waits counts.
 
 A full queue must not keep out those who would be served before most of it: urgent requests behind a flood of background
-work, a modest user behind a greedy one. They may enter until the queue is a quarter over its caps.
+work, a modest user behind a greedy one. They may enter until the queue is a quarter over its caps. A modest tenant of a
+greedy principal may go half as far: whatever names a client makes up, the rest is for others.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from enum import StrEnum
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
 from chairlift.core.pace import Pace
 from chairlift.core.policy import OrderName
+from chairlift.core.tickets import Key, Place, Tally, Ticket, Who
 from chairlift.core.types import EngineStats
 
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 """Of a server that was told nothing. Eight times the default number of slots: longer than anybody waits; a queue
 without a bound fills the memory."""
-
 
 FRONT_SHARE = 0.25
 """How far over a cap on the queue those may go who would be served before half of it."""
@@ -72,29 +73,6 @@ class AdmissionLimits:
             raise InvalidOption("max_num_reqs_per_principal must be at least 1")
 
 
-_Key = tuple[int, float, int]
-"""Priority, deadline, serial number: less is served earlier."""
-
-_QUEUED, _RUNNING, _GONE = range(3)
-
-
-class Ticket:
-    """One request's place, from admission to its end; only `Admission` changes it."""
-
-    __slots__ = ("is_seated", "key", "num_seqs", "num_tokens", "principal", "started", "state")
-
-    def __init__(self, principal: str, num_seqs: int, num_tokens: int, key: _Key, is_seated: bool) -> None:
-        self.principal = principal
-        self.num_seqs = num_seqs
-        self.num_tokens = num_tokens
-        """Of its prompt; an estimate until it is tokenised."""
-        self.key = key
-        self.is_seated = is_seated
-        """A slot was free for it when it came."""
-        self.state = _QUEUED
-        self.started = 0.0
-
-
 class Admission:
     """Decides who enters an engine, and counts who is in. State is bounded by what is in flight.
 
@@ -109,10 +87,11 @@ class Admission:
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._pace = Pace(max_num_seqs)
-        self._all = _Tally()
-        self._nobody = _Tally()
-        self._principals: dict[str, _Tally] = {}
-        self._line: list[_Key] = []
+        self._all = Tally()
+        self._nobody = Tally()
+        self._principals: dict[str, Tally] = {}
+        self._tenants: dict[tuple[str, str], Tally] = {}
+        self._line: list[Key] = []
         """Who is queued, in the order of service as far as admission knows it."""
         self._serial = 0
 
@@ -136,6 +115,11 @@ class Admission:
         """Those with anything in flight."""
         return len(self._principals)
 
+    @property
+    def num_tenants(self) -> int:
+        """Those of all principals together."""
+        return len(self._tenants)
+
     def open(self, max_num_seqs: int) -> None:
         """The engine is there, with so many slots and nobody in them."""
         self._max_num_seqs = max_num_seqs
@@ -147,13 +131,13 @@ class Admission:
 
     # ------------------------------------------------------------ in
 
-    def check_room(self, principal: str) -> None:
+    def check_room(self, principal: str, tenant: str = "") -> None:
         """Refuse any ordinary request of `principal`, if even the smallest has no room: nothing needs to be read.
 
         Raises:
             Overloaded: as from `admit`, for a request of priority 0 without deadlines.
         """
-        self._check_caps(principal, 1, [1], self._key(0, math.inf))
+        self._check_caps((principal, tenant), 1, [1], self._key(0, math.inf))
 
     def admit(
         self,
@@ -161,6 +145,7 @@ class Admission:
         nums_tokens: Sequence[int],
         now: float,
         *,
+        tenant: str = "",
         n: int = 1,
         priority: int = 0,
         ttft_deadline: float | None = None,
@@ -172,26 +157,32 @@ class Admission:
             Overloaded: refused for now, with the reason and the estimated wait.
             NeverFits: larger than the caps allow even when nobody else is there.
         """
+        if not nums_tokens:
+            return []
         deadline = min(_or_never(ttft_deadline), _or_never(e2e_deadline))
-        key = self._key(priority, deadline)
-        self._check_caps(principal, n, nums_tokens, key)
+        who, key = (principal, tenant), self._key(priority, deadline)
+        self._check_caps(who, n, nums_tokens, key)
         if deadline < math.inf:
-            wait_s = self._wait_s(principal, n, key)
-            if wait_s is not None and now + wait_s > deadline:
+            wait_s = self._wait_s(who, n, key)
+            # Who need not wait is not refused for waiting: if it is too late already, the engine says so, for good.
+            if wait_s and now + wait_s > deadline:
                 raise Overloaded(
                     f"Refused for now: the deadline is {max(0.0, deadline - now):.3f} s away. Estimated wait: about "
                     f"{max(0.1, wait_s):.1f} s.",
                     RefusalReason.DEADLINE,
                     wait_s,
                 )
-        own = self._principals.setdefault(principal, _Tally())
+        own = self._principals.setdefault(principal, Tally())
+        if who not in self._tenants:
+            self._tenants[who] = Tally()
+            own.num_tenants += 1
         tickets: list[Ticket] = []
         for num_tokens in nums_tokens:
             is_seated = self._all.num_queued + n <= self._pace.num_free
-            ticket = Ticket(principal, n, num_tokens, (*key[:2], self._serial), is_seated)
+            ticket = Ticket(principal, tenant, n, num_tokens, (*key[:2], self._serial), is_seated)
             self._serial += 1
             insort(self._line, ticket.key)
-            for tally in (self._all, own):
+            for tally in self._tallies(ticket):
                 tally.num_live += n
                 tally.queue(ticket, 1)
             tickets.append(ticket)
@@ -199,20 +190,25 @@ class Admission:
 
     def tokenised(self, ticket: Ticket, num_tokens: int) -> None:
         """The prompt has so many tokens: the count is put right, and nobody is refused for it any more."""
-        if ticket.state == _QUEUED:
-            for tally in (self._all, self._principals[ticket.principal]):
+        if ticket.place is Place.QUEUED:
+            tallies = self._tallies(ticket)
+            for tally in tallies:
                 tally.queue(ticket, -1)
             ticket.num_tokens = num_tokens
-            for tally in (self._all, self._principals[ticket.principal]):
+            for tally in tallies:
                 tally.queue(ticket, 1)
+
+    def _tallies(self, ticket: Ticket) -> tuple[Tally, Tally, Tally]:
+        """Everything that counts it: everybody's, its principal's and its tenant's."""
+        return self._all, self._principals[ticket.principal], self._tenants[ticket.principal, ticket.tenant]
 
     # ------------------------------------------------------------ through
 
     def started(self, ticket: Ticket, now: float) -> None:
         """The request took its slot. Doing it again changes nothing."""
-        if ticket.state == _QUEUED:
+        if ticket.place is Place.QUEUED:
             self._leave_line(ticket)
-            ticket.state, ticket.started = _RUNNING, now
+            ticket.place, ticket.started = Place.RUNNING, now
 
     def observe(self, stats: EngineStats, now: float) -> None:
         """The engine's counts after a step; after the `started` and `ended` of the same step."""
@@ -222,34 +218,37 @@ class Admission:
 
     def ended(self, ticket: Ticket, now: float) -> None:
         """The request is over, however it ended. Doing it again changes nothing."""
-        if ticket.state == _GONE:
+        if ticket.place is Place.GONE:
             return
-        if ticket.state == _QUEUED:
+        if ticket.place is Place.QUEUED:
             self._leave_line(ticket)
         else:
             self._pace.left(ticket.num_seqs, max(0.0, now - ticket.started))
-        ticket.state = _GONE
-        self._all.num_live -= ticket.num_seqs
-        own = self._principals[ticket.principal]
-        own.num_live -= ticket.num_seqs
+        ticket.place = Place.GONE
+        _, own, part = tallies = self._tallies(ticket)
+        for tally in tallies:
+            tally.num_live -= ticket.num_seqs
+        if not part.num_live:
+            own.num_tenants -= 1
+            del self._tenants[ticket.principal, ticket.tenant]
         if not own.num_live:
             del self._principals[ticket.principal]
 
     def _leave_line(self, ticket: Ticket) -> None:
         del self._line[bisect_left(self._line, ticket.key)]
-        for tally in (self._all, self._principals[ticket.principal]):
+        for tally in self._tallies(ticket):
             tally.queue(ticket, -1)
 
     # ------------------------------------------------------------ deciding
 
-    def _key(self, priority: int, deadline: float) -> _Key:
+    def _key(self, priority: int, deadline: float) -> Key:
         return (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
 
-    def _check_caps(self, principal: str, n: int, nums_tokens: Sequence[int], key: _Key) -> None:
-        own = self._principals.get(principal, self._nobody)
+    def _check_caps(self, who: Who, n: int, nums_tokens: Sequence[int], key: Key) -> None:
+        own = self._principals.get(who[0], self._nobody)
         over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free)
-        if over is not None and 2 * self._num_ahead(principal, key) < self._all.num_queued:
-            over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free, FRONT_SHARE)
+        if over is not None and (over_share := self._over_share(who, key)):
+            over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free, over_share)
         if over is None:
             return
         reason, used, asked, cap = over
@@ -258,15 +257,15 @@ class Admission:
         if reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL:
             wait_s = None if self._pace.service_s is None else self._pace.service_s / used
         else:
-            wait_s = self._wait_s(principal, n * len(nums_tokens), key)
+            wait_s = self._wait_s(who, n * len(nums_tokens), key)
         text = _TEXTS[reason].format(used=used, cap=cap)
         about = "not known yet" if wait_s is None else f"about {max(0.1, wait_s):.1f} s"
         raise Overloaded(f"Refused for now: {text}, and this needs {asked}. Estimated wait: {about}.", reason, wait_s)
 
     def _overrun(
         self,
-        own: _Tally,
-        everybody: _Tally,
+        own: Tally,
+        everybody: Tally,
         n: int,
         nums_tokens: Sequence[int],
         num_free: int,
@@ -294,54 +293,37 @@ class Admission:
                 return reason, used, asked, cap
         return None
 
-    def _num_ahead(self, principal: str, key: _Key) -> float:
-        """Queued sequences that will be served before a newcomer at this place in the line."""
+    def _num_ahead(self, who: Who, key: Key) -> tuple[float, float]:
+        """Queued sequences that will be served before a newcomer at this place in the line.
+
+        Of its principal, and of its tenant within that: the same unless the order is fair.
+        """
         line, queued = self._line, self._all.num_queued
         mean_seqs = queued / len(line) if line else 1.0
         ahead = bisect_left(line, key) * mean_seqs
         if self._policy != "fair":
-            return ahead
+            return ahead, ahead
         better = bisect_left(line, (key[0], -math.inf, 0)) * mean_seqs
-        own = self._principals.get(principal, self._nobody).num_queued
-        return better + min(ahead - better, own * len(self._principals))
+        own, part = self._principals.get(who[0], self._nobody), self._tenants.get(who, self._nobody)
+        of_principal = min(ahead - better, own.num_queued * len(self._principals))
+        of_tenant = min(of_principal, part.num_queued * own.num_tenants * len(self._principals))
+        return better + of_principal, better + of_tenant
 
-    def _wait_s(self, principal: str, num_seqs: int, key: _Key) -> float | None:
+    def _over_share(self, who: Who, key: Key) -> float:
+        """How far over the caps on the queue a newcomer at this place in the line may go."""
+        of_principal, of_tenant = self._num_ahead(who, key)
+        if 2 * of_principal < self._all.num_queued:
+            return FRONT_SHARE
+        return FRONT_SHARE / 2 if 2 * of_tenant < self._all.num_queued else 0.0
+
+    def _wait_s(self, who: Who, num_seqs: int, key: Key) -> float | None:
         """Seconds until a newcomer at this place in the line has a slot; None if nothing is known yet."""
-        ahead = self._num_ahead(principal, key)
+        _, ahead = self._num_ahead(who, key)
         wait_s = self._pace.slots_s(math.ceil(ahead + num_seqs - self._pace.num_free))
         if wait_s is None:
             return None
         num_tokens = self._all.num_queued_tokens * ahead / max(1, self._all.num_queued)
         return max(wait_s, self._pace.prompts_s(num_tokens))
-
-
-class _Tally:
-    """What one principal, or everybody, has in flight."""
-
-    __slots__ = ("num_live", "num_queued", "num_queued_tokens", "num_seated", "num_seated_tokens")
-
-    def __init__(self) -> None:
-        self.num_live = 0
-        self.num_queued = 0
-        self.num_queued_tokens = 0
-        self.num_seated = 0
-        """Of the queued, those for whom there was a free slot when they came."""
-        self.num_seated_tokens = 0
-
-    def queue(self, ticket: Ticket, sign: int) -> None:
-        """Count a ticket into the queue (1), or out of it (-1)."""
-        num_seqs, num_tokens = sign * ticket.num_seqs, sign * ticket.num_tokens
-        self.num_queued += num_seqs
-        self.num_queued_tokens += num_tokens
-        if ticket.is_seated:
-            self.num_seated += num_seqs
-            self.num_seated_tokens += num_tokens
-
-    def waiting(self, num_free: int) -> tuple[int, int]:
-        """Sequences and tokens that count as queued: where slots are free, those with a seat do not."""
-        if num_free:
-            return self.num_queued - self.num_seated, self.num_queued_tokens - self.num_seated_tokens
-        return self.num_queued, self.num_queued_tokens
 
 
 def _or_never(deadline: float | None) -> float:

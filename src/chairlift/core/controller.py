@@ -13,6 +13,8 @@ What a prediction cannot know (noise, a page fault) is a margin: a high quantile
   prompt tokens. That matters where contexts grow, or prompts are found in the cache and need no room.
 - Nothing is planned far beyond what was tried: at most twice the largest step so far, so a new engine feels its way.
 - Prompts that got nothing for `STARVED_STEPS` steps get one long step: rare enough not to move the 99th percentile.
+- A step may always last a little longer than one of a single row, and a few sequences may always run: an objective
+  below that is missed either way, and serving one at a time would only make everybody else wait.
 - For a time to first token alone, prompts are spread over that time: of the tokens that wait, each step gets the share
   that its length is of the objective, times a factor learned from the times measured. Decodes are slowed no more
   than that needs. With both objectives the inter-token bound decides, and within it prompts get everything.
@@ -132,9 +134,12 @@ class Controller:
     # ------------------------------------------------------------ what may be planned
 
     def max_num_seqs(self, num_running: int, num_waiting: int, num_context_tokens: int) -> int:
-        """How many sequences may run in this step. Called once for each step."""
+        """How many sequences may run in this step. Called once for each step.
+
+        Only an objective for inter-token latency keeps anybody from running: the bound on steps is for chunks.
+        """
         self._num_seqs = num_running + num_waiting
-        if self._target_s(1) == math.inf:
+        if self._itl_objective_s <= 0:
             return self._limits.max_num_seqs
         return min(max(round(self._cap), FEWEST_ROWS), self._limits.max_num_seqs)
 

@@ -126,7 +126,7 @@ def _preemptions(finish: Finish, name: Name) -> list[tuple[str, PreemptReason, i
     """(whom it made room for, why, how often), in the order of the first time; those without a name count as one."""
     groups: dict[tuple[str | None, PreemptReason], list[int]] = {}
     for request_id, reason in finish.decisions.preemptions:
-        own = "another answer to the same request" if request_id == finish.id else None
+        own = "an answer before it" if request_id == finish.id else None
         groups.setdefault((own or name(request_id), reason), []).append(request_id)
     return [
         (by or ("another request" if len(set(ids)) == 1 else "other requests"), reason, len(ids))
@@ -137,12 +137,14 @@ def _preemptions(finish: Finish, name: Name) -> list[tuple[str, PreemptReason, i
 def _prompt(finish: Finish) -> str:
     decisions = finish.decisions
     text = _count(finish.num_prompt_tokens, "prompt token")
-    if decisions.chunks:
-        text += f" in {'one chunk' if decisions.chunks == 1 else f'{decisions.chunks} chunks'}"
+    chunks = "one chunk" if decisions.chunks == 1 else f"{decisions.chunks} chunks"
+    if decisions.chunks and not decisions.recomputed_tokens:
+        text += f" in {chunks}"
     if finish.num_cached_tokens:
         text += f", {finish.num_cached_tokens} of them from the cache"
     if decisions.recomputed_tokens:
-        text += f", {_count(decisions.recomputed_tokens, 'token')} computed again"
+        # Among them may be tokens of the answer: a prompt of three was said to have come in seven chunks.
+        text += f", {_count(decisions.recomputed_tokens, 'token')} computed again, all in {chunks}"
     return text
 
 

@@ -118,10 +118,10 @@ class KVCache:
         for block in sequence.blocks:
             self.index.forget(block)
 
-    def num_exclusive(self, sequence: Sequence) -> int:
-        """Blocks that `release` would free now."""
+    def num_exclusive(self, sequence: Sequence, matched: list[int]) -> int:
+        """Blocks that `release` would free now, but for those that are matched: they would be taken again."""
         refs = self.pool.refs
-        return sum(1 for block in sequence.blocks if refs(block) == 1)
+        return sum(1 for block in sequence.blocks if refs(block) == 1 and block not in matched)
 
     def frees_some(self, sequence: Sequence) -> bool:
         """Whether `release` would free at least one block now."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from math import inf, nextafter
 from typing import Protocol
 
 from chairlift.core.sequence import Sequence
@@ -78,7 +79,7 @@ class Waiting:
     the best of them it never rises, so that ageing bounds the wait of the last and changes nothing among equals.
     """
 
-    __slots__ = ("_ageing_s", "_dues", "_levels", "_lines", "_make_line", "_num_pushed", "_num_waiting")
+    __slots__ = ("_ageing_s", "_dues", "_levels", "_lines", "_make_line", "_num_pushed", "_num_waiting", "num_seqs")
 
     def __init__(self, make_line: Callable[[], Line], ageing_s: float) -> None:
         self._make_line = make_line
@@ -90,6 +91,8 @@ class Waiting:
         """When a sequence moves up; those that left meanwhile have another `ages_at`."""
         self._num_pushed = 0
         self._num_waiting = 0
+        self.num_seqs = 0
+        """Those who wait, with the choices that will take their slots together with them."""
 
     def __len__(self) -> int:
         return self._num_waiting
@@ -147,12 +150,14 @@ class Waiting:
             insort(self._levels, level)
         line.push(sequence)
         self._num_waiting += 1
+        self.num_seqs += 1 + len(sequence.siblings)
 
     def _take_out(self, sequence: Sequence) -> None:
         level = sequence.order[0]
         line = self._lines[level]
         line.remove(sequence)
         self._num_waiting -= 1
+        self.num_seqs -= 1 + len(sequence.siblings)
         if not line:
             del self._lines[level]
             self._levels.remove(level)
@@ -160,8 +165,9 @@ class Waiting:
     def _set_due(self, sequence: Sequence, now: float) -> None:
         if self._ageing_s > 0:
             self._num_pushed += 1
-            heappush(self._dues, (now + self._ageing_s, self._num_pushed, sequence))
-            sequence.ages_at = now + self._ageing_s
+            # Later than now, however short the period is beside the clock's last digit: or it would be due for ever.
+            sequence.ages_at = max(now + self._ageing_s, nextafter(now, inf))
+            heappush(self._dues, (sequence.ages_at, self._num_pushed, sequence))
             if len(self._dues) > 64 and len(self._dues) > 4 * len(self):
                 self._dues = [due for due in self._dues if due[2].waits_since is not None and due[0] == due[2].ages_at]
                 self._dues.sort()

@@ -142,7 +142,9 @@ class Planner:
             if self._waiting and self.num_preemptions == num_preemptions:
                 budget = self._admit(plan, budget, now, before=sequence)
             if budget > 0 and sequence.state is State.PREFILLING:
-                budget -= self._grant_chunk(plan, sequence, budget, now)
+                granted = self._grant_chunk(plan, sequence, budget, now)
+                # What must come whole waits for a step with room for it, and nobody after it may fill that room.
+                budget = budget - granted if granted or self.policy.enable_chunked_prefill else 0
         if self._waiting:
             if self.num_preemptions == num_preemptions:
                 self._admit(plan, budget, now)
@@ -285,10 +287,11 @@ class Planner:
         """How many sequences may join in this step."""
         running = self._running
         is_due = self.closed
-        if self.batching.holds and not running.num_taken and (first := self._waiting.peek(now)) is not None:
-            self.opens_at = self.batching.opens_at(first.request.arrival)
+        if self.batching.holds and not running.num_taken and self._waiting:
+            # Whoever came first has waited longest, and that may not be the one who is next.
+            self.opens_at = self.batching.opens_at(min(s.request.arrival for s in self._waiting))
             is_due = is_due or (self.opens_at is not None and now >= self.opens_at)
-        room = self.batching.room(running.num_taken, self.max_num_seqs, len(self._waiting), is_due)
+        room = self.batching.room(running.num_taken, self.max_num_seqs, self._waiting.num_seqs, is_due)
         return min(room, len(running.free_slots))
 
     def _obstacle(
@@ -354,7 +357,7 @@ class Planner:
             return
         sequence.first_scheduled = now
         sequence.num_cached = num_cached
-        self._clocks.join(sequence)
+        self._clocks.stop(sequence)
         if sequence.choice == 0:
             self.joined.append(sequence)
             self.prefix_queries += sequence.num_prompt
@@ -403,7 +406,7 @@ class Planner:
             num_slots = 1 + self._num_followers(head)
             num_blocks = self._num_needed(head) - len(matched) + promised + self._num_spare
             slots = room + sum(1 + self._num_forking(s) for s in victims)
-            blocks = kv.num_free_after(matched) + sum(kv.num_exclusive(s) for s in victims)
+            blocks = kv.num_free_after(matched) + sum(kv.num_exclusive(s, matched) for s in victims)
             if slots < num_slots or blocks < num_blocks:
                 break
             while victims and (room < num_slots or kv.num_free_after(matched) < num_blocks):
@@ -411,7 +414,7 @@ class Planner:
                 room += 1 + self._num_forking(victim)
                 self._preempt(victim, head, PreemptReason.PRIORITY, now)
             room -= num_slots
-            promised = num_blocks - self._num_spare
+            promised = num_blocks - self._num_spare + kv.pool.num_free - kv.num_free_after(matched)
             waiting.pop(head)
             heads.append(head)
         for head in heads:

@@ -39,11 +39,16 @@ from chairlift.core.types import (
     StepOutput,
     StepPlan,
     StepResult,
+    WaitReason,
 )
 from chairlift.core.waits import WaitClocks
 
 StopMatcherFactory = Callable[[Request], StopMatcher | None]
 """Gives a fresh matcher for a sequence of the request; None if it has no stop strings."""
+
+
+NEVER_S = 1e12
+"""Longer than anybody waits, in seconds; finite, so that arrivals added to it keep their order."""
 
 
 class Scheduler:
@@ -179,12 +184,12 @@ class Scheduler:
     def _place(self, request: Request) -> float:
         """Where a request stands among those of its priority: its arrival, or its deadline where deadlines rule.
 
-        One without a deadline stands where it would with a deadline of one ageing period.
+        One without a deadline stands where it would with a deadline of one ageing period; without ageing, behind all.
         """
         if self.policy.scheduling_policy != "deadline":
             return request.arrival
         deadlines = [when for when in (request.ttft_deadline, request.e2e_deadline) if when is not None]
-        return min(deadlines, default=request.arrival + self.policy.priority_ageing_s)
+        return min(deadlines, default=request.arrival + (self.policy.priority_ageing_s or NEVER_S))
 
     def abort(self, request_id: int, now: float) -> None:
         """Nobody wants this request any longer. Its blocks are free at once, or after the step that computes it.
@@ -250,8 +255,11 @@ class Scheduler:
     def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
         """Counts of this moment, with those of the last step as its driver knows them."""
         pool, planner = self.kv.pool, self._planner
-        num_waiting = len(self._waiting)
-        by_reason = Counter(reason for sequence, reason in planner.set_aside if sequence.state is State.WAITING)
+        num_waiting = self._waiting.num_seqs
+        by_reason: Counter[WaitReason] = Counter()
+        for sequence, reason in planner.set_aside:
+            if sequence.state is State.WAITING:
+                by_reason[reason] += 1 + len(sequence.siblings)
         if num_waiting > by_reason.total():
             by_reason[planner.blocked_by or self._clocks.reason] += num_waiting - by_reason.total()
         return EngineStats(
@@ -266,7 +274,7 @@ class Scheduler:
             waited_s=self._clocks.seconds,
             max_num_seqs=planner.max_num_seqs,
             max_num_batched_tokens=self.limits.max_num_batched_tokens,
-            max_prefill_tokens=self.controller.max_prefill_tokens,
+            max_prefill_tokens=min(self.controller.max_prefill_tokens, self.limits.max_num_batched_tokens),
             num_step_tokens=num_step_tokens,
             num_step_rows=num_step_rows,
             step_s=step_s,
@@ -303,11 +311,10 @@ class Scheduler:
             if kind == TTFT:
                 # One choice's first token is the request's.
                 if all(s.first_token is None for s in sequences) and len(sequences) == request.n:
-                    waited = now - request.arrival
-                    error = f"ttft deadline: no first token within {waited:.3f} s"
+                    error = f"ttft deadline: no first token within {_after(request, request.ttft_deadline):.3f} s"
                     self._end_all(request.id, now, FinishReason.DEADLINE, error)
             else:
-                error = f"e2e deadline: not finished within {now - request.arrival:.3f} s"
+                error = f"e2e deadline: not finished within {_after(request, request.e2e_deadline):.3f} s"
                 self._end_all(request.id, now, FinishReason.DEADLINE, error)
 
     # ------------------------------------------------------------ a step is over
@@ -500,6 +507,9 @@ class Scheduler:
             return
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)
+            if sequence.first_scheduled is None:
+                self._clocks.settle(now)
+                self._clocks.stop(sequence)
         if reason is FinishReason.ERROR:
             self.kv.distrust(sequence)
         elif sequence.state is State.DECODING:
@@ -528,3 +538,8 @@ class Scheduler:
             for sequence in self._running.take_held():
                 self.kv.release(sequence)
                 self._running.vacate(sequence, State.GONE)
+
+
+def _after(request: Request, when: float | None) -> float:
+    """Seconds from its arrival to a deadline that it has."""
+    return (when or 0.0) - request.arrival

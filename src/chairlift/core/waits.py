@@ -1,7 +1,7 @@
 """Why the queue does not move, kept so that any one request's wait can be told without touching those who wait.
 
 clocks    one for each reason; the clock of what blocks the head of the queue runs, all others stand still
-a wait    the clocks when a request joins, less the clocks when it arrived
+a wait    the clocks when a request joins or gives up, less the clocks when it arrived
 """
 
 from __future__ import annotations
@@ -29,10 +29,15 @@ class WaitClocks:
         return {r: s for r, s in zip(REASONS, self._seconds, strict=True) if s and r is not WaitReason.STEP}
 
     def settle(self, now: float) -> None:
-        """Give the time since the last call to the reason that held meanwhile; a clock that went back had stopped."""
-        if self._since is not None:
-            self._seconds[REASONS.index(self.reason)] += max(0.0, now - self._since)
-        self._since = now
+        """Give the time since the last call to the reason that held meanwhile.
+
+        If the driver's clock went back, what it shows a second time is not counted a second time.
+        """
+        if self._since is None:
+            self._since = now
+        elif now > self._since:
+            self._seconds[REASONS.index(self.reason)] += now - self._since
+            self._since = now
 
     def arrive(self, sequence: Sequence) -> None:
         """Remember the clocks as they stood when its request arrived."""
@@ -42,7 +47,7 @@ class WaitClocks:
         seconds[REASONS.index(self.reason) if passed > 0 else 0] += passed
         sequence.waits_from = tuple(seconds)
 
-    def join(self, sequence: Sequence) -> None:
-        """Its first wait is over, as of the last `settle`."""
+    def stop(self, sequence: Sequence) -> None:
+        """Its first wait is over, as of the last `settle`: it joins, or ends without."""
         pairs = zip(REASONS, self._seconds, sequence.waits_from, strict=True)
         sequence.waited = tuple((reason, now - then) for reason, now, then in pairs if now > then)

@@ -7,6 +7,7 @@ killed process never costs the segments that are there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -32,14 +33,29 @@ def create(path: Path) -> File:
     """A new file that only its owner can read, whatever the umask; locked while this process has it open.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: it cannot be created, or another process writes one of this name.
     """
+    refuse_if_written(path)
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     file = os.fdopen(descriptor, "wb", buffering=0)
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     return file
+
+
+def refuse_if_written(path: Path) -> None:
+    """Raises OSError if there is such a file and somebody has it from `create`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return  # not there, or nothing that `create` made
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise OSError(errno.EBUSY, "it is being written by another process") from None
+    finally:
+        os.close(descriptor)
 
 
 class SegmentFiles:
@@ -73,6 +89,7 @@ class SegmentFiles:
         try:
             for line in lines:
                 self.write(line)
+            refuse_if_written(path)  # one who started at the same moment found nobody either
             self._shift()
             new.replace(path)
         except OSError:

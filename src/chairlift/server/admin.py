@@ -36,6 +36,7 @@ Limits = dict[str, int | float | None]
 
 _CAPS = tuple(cap.name for cap in fields(AdmissionLimits))
 _SEQS, _TOKENS = "max_num_seqs", "max_num_batched_tokens"
+_THRESHOLD = "long_prefill_token_threshold"
 
 
 class LimitsBody(msgspec.Struct):
@@ -97,6 +98,8 @@ class Admin:
             )
         if num_tokens != configured[_TOKENS] and not client.ready.result().enable_chunked_prefill:
             raise bad_request(f"{_TOKENS} cannot be lowered without chunked prefill: prompts must fit a step", _TOKENS)
+        if change.get(_THRESHOLD) and not client.ready.result().enable_chunked_prefill:
+            raise bad_request(f"{_THRESHOLD} does nothing without chunked prefill: no prompt is cut", _THRESHOLD)
         return change
 
     def _configured(self, client: EngineClient) -> Limits:
@@ -105,7 +108,7 @@ class Admin:
         return {
             _SEQS: ready.max_num_seqs,
             _TOKENS: ready.max_num_batched_tokens,
-            "long_prefill_token_threshold": ready.long_prefill_token_threshold,
+            _THRESHOLD: ready.long_prefill_token_threshold,
             "itl_objective_ms": ready.itl_objective_s * 1000,
             "ttft_objective_ms": ready.ttft_objective_s * 1000,
             **{name: getattr(self._caps, name) for name in _CAPS},
@@ -164,7 +167,7 @@ def _read(content: dict[str, Any], configured: Limits) -> Limits:
     for name, value in change.items():
         low, high = _bounds(name, configured)
         if value is not None and not low <= value <= high:
-            raise bad_request(f"{name} must be between {low} and {high:g}", name)
+            raise bad_request(f"{name} must be between {low} and {high:.15g}", name)
     return change
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from chairlift.core.admission import Ticket
 from chairlift.core.explain import missed, unnamed
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, StreamedChoice

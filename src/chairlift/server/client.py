@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
-from chairlift.core.admission import Admission, Ticket
+from chairlift.core.admission import Admission
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, bad_request, internal, never_fits, unavailable
@@ -21,6 +22,7 @@ from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
     Add,
+    Close,
     Drain,
     Failed,
     FromWorker,
@@ -156,6 +158,11 @@ class EngineClient(asyncio.Protocol):
         if self._transport is None or self.dead.done():
             raise unavailable("The engine is not running.", "engine_unavailable")
         self._transport.write(encode(SetLimits(change)))
+
+    def close_queue(self) -> None:
+        """Tell the worker that little or nothing more will come."""
+        if self._transport is not None and not self.dead.done():
+            self._transport.write(encode(Close()))
 
     def drain(self) -> None:
         """Ask the worker to exit once everything is finished."""

@@ -11,6 +11,7 @@ that left, a bug, a shutdown.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from functools import partial
 from hashlib import sha256
 from typing import TypeVar
 
-from chairlift.core.admission import Admission, RefusalReason, Ticket
+from chairlift.core.admission import Admission, RefusalReason
 from chairlift.core.errors import NeverFits, Overloaded
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import Request
 from chairlift.server import validate
 from chairlift.server.answer import Answer
@@ -39,6 +41,9 @@ T = TypeVar("T")
 
 INLINE_BYTES = 16 << 10
 """Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
+
+_LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|safety_identifier)"\s*:')
+"""Fields that may lift a request over others; without them a full queue refuses it unread."""
 
 INLINE_OUTPUT_TOKENS = 8 << 10
 """Answers up to this weight are turned into text on the event loop: some milliseconds."""
@@ -115,9 +120,9 @@ class Generation:
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
         principal = principal_name(exchange.principal)
-        if b"priority" not in body and b"_deadline_ms" not in body:  # nothing that could lift it over others
+        if not _LIFTS.search(body):
             with self._refusals():
-                self.admission.check_room(principal)
+                self.admission.check_room(principal, tenant_name(exchange.headers, ""))
         asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:
@@ -160,6 +165,7 @@ class Generation:
                 principal,
                 nums_tokens,
                 self._clock(),
+                tenant=tenant,
                 n=asked.n,
                 priority=asked.priority,
                 ttft_deadline=ttft_deadline,

@@ -203,6 +203,7 @@ class _Service:
         app, timeout_s = self.app, self._options.shutdown_timeout_s
         app.draining = True
         _log.info("stopping: %d requests in flight, at most %g s", app.num_generating, timeout_s)
+        client.close_queue()
         await self._until_quiet(timeout_s, lambda: self._signals > 1 or client.dead.done())
         if not app.num_generating:
             return not client.dead.done()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from operator import index
@@ -71,7 +71,7 @@ def deadline(name: str, arrival: float, after_ms: object) -> float | None:
     """The point in time that lies so many milliseconds after arrival, in seconds."""
     if after_ms is None:
         return None
-    if not isinstance(after_ms, int | float) or isinstance(after_ms, bool) or not 0 < after_ms < math.inf:
+    if not isinstance(after_ms, int | float) or isinstance(after_ms, bool) or not 0 < after_ms <= sys.float_info.max:
         raise InvalidRequest(f"{name} must be a number of milliseconds above 0", name)
     return arrival + after_ms / 1e3
 

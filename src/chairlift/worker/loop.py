@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput
-from chairlift.wire import Abort, Add, Drain, Refused, SetLimits, Step, ToWorker
+from chairlift.wire import Abort, Add, Close, Drain, Refused, SetLimits, Step, ToWorker
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
@@ -108,6 +108,8 @@ class EngineLoop:
                 self._add(request)
             case Abort(request_id):
                 self._engine.abort(request_id, self._clock())
+            case Close():
+                self._engine.close()
             case Drain():
                 self._draining = True
                 self._engine.close()

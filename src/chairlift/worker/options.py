@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike, fspath
 from typing import Literal, get_args
 
 import msgspec
@@ -96,9 +96,17 @@ class EngineOptions:
         if not isinstance(self.tenant_weights, Mapping):
             raise InvalidOption("tenant_weights must map names to weights")
         for name, weight in self.tenant_weights.items():
+            if not isinstance(name, str):
+                raise InvalidOption(f"tenant_weights has names that are text, not {name!r}")
             _check_number(f"tenant_weights of {name!r}", weight)
             if not weight:
                 raise InvalidOption(f"tenant_weights of {name!r} must be above 0: it would never be served")
+        if self.tenant_weights and self.scheduling_policy != "fair":
+            raise InvalidOption(
+                f"tenant_weights goes with scheduling_policy fair: {self.scheduling_policy} has no shares"
+            )
+        if self.long_prefill_token_threshold and not self.enable_chunked_prefill:
+            raise InvalidOption("long_prefill_token_threshold goes with chunked prefill: without, no prompt is cut")
         if self.batching == "continuous" and self.max_batch_wait_ms is not None:
             raise InvalidOption("max_batch_wait_ms goes with batching static or dynamic: continuous never waits")
         if self.batching == "static" and self.max_batch_wait_ms is None:
@@ -107,7 +115,7 @@ class EngineOptions:
             raise InvalidOption("prefill_first goes with batching continuous: a held batch computes its prompts first")
 
     def _check_journal(self) -> None:
-        if self.journal == "":
+        if self.journal is not None and (not isinstance(self.journal, str | PathLike) or not fspath(self.journal)):
             raise InvalidOption("journal must name a file")
         if self.journal_digest and self.journal is None:
             raise InvalidOption("journal_digest goes with journal, which names the file")
@@ -155,7 +163,7 @@ def _check_at_least(name: str, value: int | None, low: int, high: int | None = N
 def _check_number(name: str, value: float | None) -> None:
     if value is None:
         return
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
         raise InvalidOption(f"{name} must be a number of at least 0, not {value!r}")
 
 
