@@ -200,7 +200,7 @@ class Search:
         largest = Setting(num_seqs, num_tokens, self.space.policies[0], self.space.fleets[0])
         pools = any(fleet.split is not None for fleet in self.space.fleets)
         found = [*best, largest] if pools or not best else best
-        return sorted(set(found), key=lambda setting: setting.resources)
+        return sorted(dict.fromkeys(found), key=lambda setting: setting.resources)
 
     def _qualify(self, setting: Setting, start: int, rungs: dict[Setting, int]) -> None:
         """Note the rung of a setting, if it beats all that need no more. Beginning at `start` if there are none."""

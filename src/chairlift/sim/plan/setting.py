@@ -118,7 +118,7 @@ def fleets(replicas: Sequence[int], routers: Sequence[str], splits: Sequence[tup
     for num in sorted(set(replicas)):
         for router in routers if num > 1 else routers[:1]:
             found[Fleet(num, router)] = None
-    for split in sorted(set(splits), key=sum):
+    for split in sorted(set(splits), key=lambda pools: (sum(pools), pools)):
         for router in routers if max(split) > 1 else routers[:1]:
             found[Fleet(1, router, split)] = None
     return tuple(sorted(found, key=lambda fleet: fleet.num_engines))
