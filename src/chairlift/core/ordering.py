@@ -103,6 +103,11 @@ class Waiting:
             yield from self._lines[level]
 
     @property
+    def next_due(self) -> float | None:
+        """When somebody may age next; it may be one who left meanwhile."""
+        return self._dues[0][0] if self._dues else None
+
+    @property
     def best_level(self) -> int:
         """The best level of those who wait. Somebody waits."""
         return self._levels[0]

@@ -7,6 +7,8 @@ back. With `prefill_first`, and always in held batches, a step is either chunks 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from chairlift.core.batching import make_batching
 from chairlift.core.controller import Controller
 from chairlift.core.fairness import Service
@@ -20,6 +22,10 @@ from chairlift.core.waits import WaitClocks
 
 MAX_SET_ASIDE = 16
 """How many waiting sequences that cannot join are looked past in one step."""
+
+JoinRule = Callable[[Sequence, list[Sequence]], bool]
+"""Whether a waiting sequence may join those that run, of one that nothing else keeps from it. It may change its mind
+from step to step. Simulations of other engines have one."""
 
 
 class Planner:
@@ -35,8 +41,10 @@ class Planner:
         controller: Controller,
         clocks: WaitClocks,
         service: Service | None,
+        join_rule: JoinRule | None = None,
     ) -> None:
         self.policy = policy
+        self.join_rule = join_rule
         self.limits = limits
         self.batching = make_batching(policy)
         self.reserves_max = policy.kv_reservation == "max" or self.batching.holds
@@ -70,7 +78,10 @@ class Planner:
         self._clocks = clocks
         self._service = service
         self._prefill_first = policy.prefill_first or self.batching.holds
-        self._preempts_for_slots = policy.scheduling_policy != "fcfs" and not self.batching.holds
+        # Nobody gives way to one that a rule might keep out all the same.
+        self._preempts_for_slots = (
+            policy.scheduling_policy != "fcfs" and not self.batching.holds and self.join_rule is None
+        )
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Put into an empty plan what the next step computes; it stays empty if there is nothing to do."""
@@ -222,7 +233,7 @@ class Planner:
         waiting, holds = self._waiting, self.batching.holds
         if before is not None and not self._goes_before(waiting.peek(now), before):
             return budget
-        if self.blocked_by is WaitReason.BLOCKS and not self.may_join:
+        if self.blocked_by is WaitReason.BLOCKS and not self.may_join and self.join_rule is None:
             return budget
         self.may_join = False
         self.set_aside, self.blocked_by = [], None
@@ -303,6 +314,8 @@ class Planner:
             return WaitReason.BLOCKS
         if not self.policy.enable_chunked_prefill and not holds and sequence.num_prompt - start > budget:
             return WaitReason.TOKENS
+        if not is_first and self.join_rule is not None and not self.join_rule(sequence, self._running.live()):
+            return WaitReason.BLOCKS
         return None
 
     def _may_be_passed(self, sequence: Sequence, reason: WaitReason, room: int) -> bool:

@@ -92,6 +92,11 @@ class RunningSet:
         sequence.state = state
 
     @property
+    def has_changed(self) -> bool:
+        """Whether rows came or went since the last `refresh_decoding`."""
+        return self._changed
+
+    @property
     def worst_level(self) -> int:
         """The highest level of those who run, as of the last `refresh_decoding`; below all levels if nobody does."""
         if self._worst_decoding is None:

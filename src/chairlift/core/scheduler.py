@@ -24,7 +24,7 @@ from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.fairness import Fair, Service
 from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Line, Sorted, Waiting
-from chairlift.core.planner import Planner
+from chairlift.core.planner import JoinRule, Planner
 from chairlift.core.policy import Policy
 from chairlift.core.running import RunningSet
 from chairlift.core.sequence import Sequence, State, StopMatcher
@@ -68,6 +68,7 @@ class Scheduler:
         vocab_size: int,
         enable_prefix_caching: bool = True,
         policy: Policy | None = None,
+        join_rule: JoinRule | None = None,
     ) -> None:
         if not 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens:
             raise InvalidOption("max_num_seqs must be at least 1 and at most max_num_batched_tokens")
@@ -98,7 +99,15 @@ class Scheduler:
         self._running = RunningSet(limits.max_num_seqs)
         self._clocks = WaitClocks()
         self._planner = Planner(
-            policy, self.limits, self.kv, self._running, self._waiting, self.controller, self._clocks, self._service
+            policy,
+            self.limits,
+            self.kv,
+            self._running,
+            self._waiting,
+            self.controller,
+            self._clocks,
+            self._service,
+            join_rule,
         )
         self._deadlines = Deadlines()
         self._live: dict[int, list[Sequence]] = {}
@@ -224,6 +233,14 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether there is a live request, or an ending nobody has taken yet."""
         return bool(self._live) or bool(self._ended.finishes)
+
+    def in_flight(self) -> list[tuple[Request, int, int, bool]]:
+        """(request, choice, slot, whether it decodes) of every sequence that is not over; slot -1: it has no row."""
+        return [
+            (s.request, s.choice, s.slot if s.joined else -1, s.state is State.DECODING)
+            for sequences in self._live.values()
+            for s in sequences
+        ]
 
     def wake_at(self) -> float | None:
         """When to call `schedule` again after it had nothing to compute, if nothing else happens; None: no need to."""

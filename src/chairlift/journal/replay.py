@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,7 +14,7 @@ from chairlift.core.errors import InvalidJournal, InvalidRequest
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import StopMatcher
 from chairlift.core.snapshot import Entry, restore
-from chairlift.core.types import Request, StepOutput, StepResult
+from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
 from chairlift.journal import records
 from chairlift.journal.transcript import ended, joins_of, plan_record
 
@@ -50,8 +50,22 @@ class Replayed:
     """As it was left, for whoever wants to look into it."""
 
 
-def replay(lines: Iterable[bytes]) -> Replayed:
-    """Replay one segment, given as its lines.
+class Listener(Protocol):
+    """Hears of a replay what the owner of an engine would have heard."""
+
+    def on_start(self, scheduler: Scheduler) -> None:
+        """Before the first input: the scheduler as the segment found it."""
+        ...
+
+    def on_add(self, request: Request) -> None: ...
+
+    def on_step(self, plan: StepPlan, output: StepOutput, begun: float, finished: float) -> None:
+        """As `core.engine.Observer`."""
+        ...
+
+
+def replay(lines: Iterable[bytes], listener: Listener | None = None) -> Replayed:
+    """Replay one segment, given as its lines. Steps after a first difference are not told to the listener.
 
     Raises:
         InvalidJournal: not a segment, with the number of the line that is wrong.
@@ -63,7 +77,9 @@ def replay(lines: Iterable[bytes]) -> Replayed:
         raise InvalidJournal("not a journal: it does not start with a segment")
     if segment.format != records.FORMAT:
         raise InvalidJournal(f"a journal of format {segment.format}; this version reads format {records.FORMAT}")
-    run = _Run(_restore(segment, records_read, reader))
+    run = _Run(_restore(segment, records_read, reader), listener)
+    if listener is not None:
+        listener.on_start(run.scheduler)
     num_inputs, difference = 0, None
     for record in records_read:
         if isinstance(record, records.Segment | records.Object):
@@ -149,8 +165,11 @@ class _State:
 class _Run:
     """Applies inputs, one after the other."""
 
-    def __init__(self, state: _State) -> None:
+    def __init__(self, state: _State, listener: Listener | None) -> None:
         self.scheduler = state.scheduler
+        self._listener = listener
+        self._begun: tuple[StepPlan, float] | None = None
+        """The step under way, and when it began."""
         self._stops = state.stops
         self._decodes: list[int] = []
         """Of the last recorded plan."""
@@ -166,6 +185,8 @@ class _Run:
                 case records.Add():
                     choices = count()
                     scheduler.add(record.request, lambda request: self._stops.matcher(request, next(choices)))
+                    if self._listener is not None:
+                        self._listener.on_add(record.request)
                 case records.Abort():
                     scheduler.abort(record.id, record.now)
                 case records.Limits():
@@ -179,11 +200,11 @@ class _Run:
                         (i, choice) for i, choice, _, by_stop_string in record.ends if by_stop_string
                     }
                     result = StepResult(record.tokens, errors=dict(record.errors))
-                    return self._compare_ends(record, scheduler.commit(result, record.now))
+                    return self._over(record, scheduler.commit(result, record.now))
                 case records.Broken():
                     return self._break(record)
                 case records.Fail():
-                    return self._compare_ends(record, scheduler.fail(record.message, record.now))
+                    return self._over(record, scheduler.fail(record.message, record.now))
         except Exception as error:  # whatever the scheduler does now, it did not do it then
             return "the scheduler failed", "no failure", f"{type(error).__name__}: {error}"
         return None
@@ -198,6 +219,7 @@ class _Run:
         plan = self.scheduler.schedule(record.now)
         replayed = None if plan is None else plan_record(plan, joins_of(plan), None)
         self.num_steps += replayed is not None
+        self._begun = None if plan is None else (plan, record.now)
         if replayed == recorded:
             return None
         return _what(recorded, replayed), describe(recorded), describe(replayed)
@@ -216,6 +238,13 @@ class _Run:
             self.broken = f"{type(error).__name__}: {error}"
             return None
         return "the scheduler failed", record.error, "no failure"
+
+    def _over(self, record: records.Finish | records.Fail, output: StepOutput) -> tuple[str, str, str] | None:
+        """A step was applied."""
+        if self._listener is not None and self._begun is not None:
+            plan, begun = self._begun
+            self._listener.on_step(plan, output, begun, record.now)
+        return self._compare_ends(record, output)
 
     def _compare_ends(self, record: records.Finish | records.Fail, output: StepOutput) -> tuple[str, str, str] | None:
         """What ended outside steps may have been given out before the step was over: it is not in the record then."""

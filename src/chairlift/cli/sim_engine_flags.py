@@ -1,0 +1,299 @@
+"""The flags that say what is simulated: the scheduler's own, the device behind it, and how many engines there are."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from chairlift.cli.numbers import count
+from chairlift.cli.policy_flags import add_policy_flags
+from chairlift.core.errors import InvalidOption
+from chairlift.core.policy import Policy
+from chairlift.sim.cost import (
+    DEVICES,
+    LESSON,
+    MODELS,
+    CostModel,
+    HostCosts,
+    Precision,
+    SmoothCost,
+    WatchedCost,
+    device_named,
+    num_kv_tokens,
+    smooth_roofline,
+    transformer_named,
+)
+from chairlift.sim.cost.plain import PlainCost
+from chairlift.sim.cost.roofline import TOKEN_BYTES
+from chairlift.sim.fleet import EngineSetup
+from chairlift.sim.router import ROUTERS
+from chairlift.sim.rules.peak import PeakTokens
+
+DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_KV_CACHE_TOKENS = 1 << 20
+"""Where no device says how many there are room for."""
+
+
+def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of one simulated engine."""
+    group = parser.add_argument_group("limits and cache")
+    group.add_argument(
+        "--max-num-seqs",
+        type=count,
+        metavar="N",
+        help=f"most sequences at once (default: {DEFAULT_MAX_NUM_SEQS})",
+    )
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=count,
+        default=2048,
+        metavar="TOKENS",
+        help="most tokens computed in one step (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-model-len",
+        type=count,
+        default=1 << 20,
+        metavar="TOKENS",
+        help="longest sequence, prompt and output together (default: what the cache can hold)",
+    )
+    group.add_argument(
+        "--kv-cache-tokens",
+        type=count,
+        metavar="TOKENS",
+        help="size of the cache (default: what fits beside the weights; with a calibration that of the engine it "
+        "measured; else 1M)",
+    )
+    group.add_argument(
+        "--block-size", type=count, default=16, metavar="TOKENS", help="of a cache block (default: %(default)s)"
+    )
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the keys and values of prompts that may come again (default: on)",
+    )
+    group.add_argument(
+        "--max-step-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="longest step to plan for, as a server on a CPU does with 250 (default: 0, no such bound)",
+    )
+    group.add_argument(
+        "--join-by-peak",
+        type=count,
+        nargs="?",
+        const=0,
+        metavar="DECODES",
+        help="let one join if the most that all hold at one time fits into the cache, so that nobody is preempted, and "
+        "the next only after so many decode steps (default: 0), as LightLLM and S-LoRA do with 10",
+    )
+    add_policy_flags(parser)
+    _add_cost_flags(parser)
+
+
+def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "device", "How long steps take: as calibrated, or by data sheets (expect 15 % of error)."
+    )
+    group.add_argument("--calibration", type=Path, metavar="FILE", help="what chairlift calibrate measured")
+    group.add_argument(
+        "--model",
+        default="llama-3.1-8b",
+        metavar="MODEL",
+        help=f"a config.json, or one of {', '.join(MODELS)} (default: %(default)s)",
+    )
+    group.add_argument(
+        "--device", default="h100", metavar="NAME", help=f"one of {', '.join(DEVICES)} (default: %(default)s)"
+    )
+    group.add_argument(
+        "--tensor-parallel-size", type=count, default=1, metavar="N", help="devices of one engine (default: 1)"
+    )
+    group.add_argument(
+        "--dtype", choices=tuple(TOKEN_BYTES), default="bfloat16", help="precision of the weights (default: bfloat16)"
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=tuple(TOKEN_BYTES),
+        default="bfloat16",
+        help="precision of cached keys and values (default: bfloat16)",
+    )
+    group.add_argument(
+        "--host-step-ms",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="what the processor does between two steps of the device (default: 0)",
+    )
+    group.add_argument(
+        "--host-overlaps",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="while the device computes, so that only what is longer counts (default: off)",
+    )
+    group.add_argument(
+        "--plain-cost",
+        type=plain_cost,
+        metavar="STEP[:ROW[:CONTEXT[:CHUNK]]]",
+        help="microseconds of a step, of a decoding row, of a cached token it reads, of a prompt token, instead of a "
+        "device; or lesson, the roofline of that preset",
+    )
+    group.add_argument(
+        "--noise",
+        type=float,
+        default=0.0,
+        metavar="SIGMA",
+        help="standard deviation of the logarithm of what multiplies each step's time (default: 0)",
+    )
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of several engines."""
+    group = parser.add_argument_group("fleet")
+    group.add_argument("--replicas", type=count, default=1, metavar="N", help="engines (default: 1)")
+    group.add_argument(
+        "--replica",
+        action="append",
+        metavar="FLAG=VALUE,...",
+        help="engines that differ from the others in these flags, such as count=2,device=a100-80gb,max-num-seqs=64; "
+        "may be repeated, and takes the place of --replicas",
+    )
+    group.add_argument(
+        "--router",
+        choices=tuple(ROUTERS),
+        default="least-queued",
+        help="which engine serves a request (default: %(default)s)",
+    )
+
+
+def plain_cost(text: str) -> CostModel:
+    """Raises argparse.ArgumentTypeError for what is no cost."""
+    if text == "lesson":
+        return LESSON
+    try:
+        micros = [float(field) for field in text.split(":")]
+        return PlainCost(*(value * 1e-6 for value in micros))
+    except (ValueError, TypeError, InvalidOption) as error:
+        raise argparse.ArgumentTypeError(f"not a cost such as 5000:20:0.05:30: {text!r}") from error
+
+
+def engine_setups(arguments: argparse.Namespace) -> list[EngineSetup]:
+    """The engines that these flags describe.
+
+    Raises:
+        InvalidOption: a value out of range, or a name that nothing has.
+    """
+    if not arguments.replica:
+        if not 1 <= arguments.replicas <= 4096:
+            raise InvalidOption("--replicas must be between 1 and 4096")
+        return [engine_setup(arguments)] * arguments.replicas
+    setups = []
+    for text in arguments.replica:
+        number, overridden = _override(arguments, text)
+        setups += [engine_setup(overridden)] * number
+    return setups
+
+
+class _Overrides(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidOption(f"--replica: {message}")
+
+
+def _override(arguments: argparse.Namespace, text: str) -> tuple[int, argparse.Namespace]:
+    """How many engines, and their flags: those of the command with what `text` says of these."""
+    argv, number = [], 1
+    for item in text.split(","):
+        name, equals, value = item.strip().partition("=")
+        name = name.replace("_", "-")
+        if name == "count" and equals:
+            try:
+                number = count(value)
+            except argparse.ArgumentTypeError as error:
+                raise InvalidOption(f"--replica: {error}") from error
+            continue
+        argv.append(f"--{name}={value}" if equals else f"--{name}")
+    parser = _Overrides(add_help=False, allow_abbrev=False)
+    add_simulated_engine_flags(parser)
+    return number, parser.parse_args(argv, copy.copy(arguments))
+
+
+def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
+    """One engine.
+
+    Raises:
+        InvalidOption: see `engine_setups`.
+    """
+    cost, num_tokens = _cost(arguments)
+    num_tokens = arguments.kv_cache_tokens or num_tokens
+    if arguments.block_size < 1 or num_tokens < arguments.block_size:
+        raise InvalidOption("the cache must hold a block, and a block a token")
+    max_num_seqs = DEFAULT_MAX_NUM_SEQS if arguments.max_num_seqs is None else arguments.max_num_seqs
+    if not 0.0 <= arguments.noise < 10.0:
+        raise InvalidOption("--noise must be at least 0 and below 10")
+    num_blocks, rule = num_tokens // arguments.block_size, None
+    if arguments.join_by_peak is not None:
+        rule = PeakTokens(num_tokens, arguments.join_by_peak)
+        # The rule says what fits: last blocks that are not full must not say otherwise.
+        num_blocks += max_num_seqs
+    return EngineSetup(
+        cost=cost,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(arguments.max_num_batched_tokens, max_num_seqs),
+        max_model_len=arguments.max_model_len,
+        num_blocks=num_blocks,
+        block_size=arguments.block_size,
+        enable_prefix_caching=arguments.enable_prefix_caching,
+        policy=simulated_policy(arguments),
+        noise=arguments.noise,
+        join_rule=rule,
+    )
+
+
+def simulated_policy(arguments: argparse.Namespace) -> Policy:
+    """What the scheduler is told. Unlike a server, a simulation may let a static batch wait until nothing more comes.
+
+    Raises:
+        InvalidOption: a value that makes no sense.
+    """
+    wait_ms = arguments.max_batch_wait_ms
+    return Policy(
+        batching=arguments.batching,
+        max_batch_wait_s=None if wait_ms is None else wait_ms / 1e3,
+        kv_reservation=arguments.kv_reservation,
+        enable_chunked_prefill=arguments.enable_chunked_prefill,
+        prefill_first=arguments.prefill_first,
+        scheduling_policy=arguments.scheduling_policy,
+        weights=arguments.tenant_weights,
+        priority_ageing_s=arguments.priority_ageing_s,
+        long_prefill_token_threshold=arguments.long_prefill_token_threshold,
+        watermark=arguments.watermark,
+        max_bypass=arguments.max_bypass,
+        itl_objective_s=arguments.itl_objective_ms / 1e3,
+        ttft_objective_s=arguments.ttft_objective_ms / 1e3,
+        max_step_s=arguments.max_step_ms / 1e3,
+    )
+
+
+def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:
+    """What steps cost, and how many tokens the cache holds if nobody says."""
+    if arguments.plain_cost is not None:
+        return arguments.plain_cost, DEFAULT_KV_CACHE_TOKENS
+    if not 0.0 <= arguments.host_step_ms < float("inf"):
+        raise InvalidOption("--host-step-ms must be at least 0")
+    host = HostCosts(step_s=arguments.host_step_ms / 1e3, overlaps=arguments.host_overlaps)
+    if arguments.calibration is not None:
+        from chairlift.sim.calibrate.calibration import load_calibration
+
+        calibration = load_calibration(arguments.calibration)
+        cost = calibration.cost(lambda text: print(f"chairlift: {text}", file=sys.stderr))
+        if isinstance(cost, WatchedCost) and isinstance(cost.cost, SmoothCost) and arguments.host_step_ms:
+            cost = WatchedCost(cost.cost.with_host(host), cost.spans, cost.warn)
+        return cost, calibration.num_cache_tokens or DEFAULT_KV_CACHE_TOKENS
+    model, device = transformer_named(arguments.model), device_named(arguments.device)
+    num_devices, precision = arguments.tensor_parallel_size, Precision(arguments.dtype, arguments.kv_cache_dtype)
+    cost = smooth_roofline(model, device, num_devices=num_devices, precision=precision, host=host)
+    return cost, num_kv_tokens(model, device, num_devices=num_devices, precision=precision)

@@ -1,0 +1,155 @@
+"""Steps in which nothing is decided, taken many at a time: what makes a simulation fast.
+
+A step is quiet if every row decodes, none ends, nobody can join, and blocks are there for those whose last one is full.
+Taking a block is no decision then, but it happens in the order in which stepping would have done it: block ids, the
+prefix index and the order of free blocks come out the same, bit for bit.
+
+    row a          .    .    B    .    .    .    B    .    E         B: a block is full, E: the last token
+    row b          B    .    .    .    B    .    .    .    B
+                   |<------------ 8 quiet steps ---------->|
+
+For schedulers without an executor: rows that left since the last step are not reported to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from chairlift.core.running import in_order
+from chairlift.core.scheduler import Scheduler
+from chairlift.core.sequence import Sequence
+from chairlift.core.types import WaitReason
+
+
+def quiet_steps(scheduler: Scheduler, token: int) -> int:
+    """For how many steps nothing will be decided if each row samples `token` in each; 0 if the next one may decide.
+
+    Time decides as well: every one of these steps must begin and end before `next_decision_at`.
+    """
+    running = scheduler._running
+    if scheduler._planned is not None or scheduler._ended.finishes or scheduler.controller.is_active:
+        return 0
+    if running.has_changed and scheduler._waiting and scheduler._planner._preempts_for_slots:
+        return 0  # the next step weighs those who wait against who ran in the last one
+    running.refresh_decoding()
+    rows = running.decoding
+    if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):
+        return 0
+    if [row for row in rows if row.matcher is not None or row.doom is not None or token in row.ends]:
+        return 0
+    num_steps = min([row.end - len(row.tokens) for row in rows]) - 1
+    return _affordable(scheduler, rows, num_steps) if num_steps > 0 else 0
+
+
+def quiet_rows(scheduler: Scheduler) -> tuple[int, int, int]:
+    """What the next step computes if it is quiet: decoding rows, fillers, and the cached tokens that both read.
+
+    In the one after it, every decoding row reads one token more.
+    """
+    running = scheduler._running
+    num_context_tokens = running.num_context_tokens + running.num_filler_tokens
+    return len(running.decoding), len(running.fillers), num_context_tokens
+
+
+def next_decision_at(scheduler: Scheduler) -> float | None:
+    """The first point in time at which something is decided for its own sake: a deadline.
+
+    Who waits may age meanwhile, but that is looked at only when somebody could join.
+    """
+    return scheduler._deadlines.next
+
+
+def advance(scheduler: Scheduler, token: int, begins: Seq[float]) -> None:
+    """Take `len(begins)` quiet steps at once, as if each had been scheduled at its time and committed with `token`.
+
+    Raises:
+        ValueError: no step, or so many that some decide something.
+    """
+    num_steps = len(begins)
+    if not 0 < num_steps <= quiet_steps(scheduler, token):
+        raise ValueError(f"{num_steps} steps are not quiet")
+    running, size = scheduler._running, scheduler.kv.block_size
+    rows = running.decoding
+    _settle(scheduler, begins)
+    takes: dict[int, list[Sequence]] = {}
+    fills: dict[int, list[Sequence]] = {}
+    more = [token] * num_steps
+    for row in rows:
+        known = len(row.tokens)
+        first = len(row.blocks) * size - known + 2
+        if first <= num_steps:
+            for step in range(first, num_steps + 1, size):
+                takes.setdefault(step, []).append(row)
+        # After step s a row has known + s tokens, of which the last is not computed.
+        first = -known % size + 1
+        if first <= num_steps:
+            for step in range(first, num_steps + 1, size):
+                fills.setdefault(step, []).append(row)
+        row.tokens += more
+    for step in sorted({*takes, *fills}):
+        _apply(scheduler, takes.get(step, []), fills.get(step, []), num_steps - step)
+    scheduler._planner.needs_block = [row for row in rows if len(row.blocks) * size < len(row.tokens)]
+    running.num_context_tokens += num_steps * len(rows)
+    running.leaves = []
+    scheduler._step += num_steps
+
+
+def _queue_stands(scheduler: Scheduler) -> bool:
+    """Whether nobody who waits could join, whatever the rows do short of ending."""
+    planner, running, waiting = scheduler._planner, scheduler._running, scheduler._waiting
+    if not waiting or planner.batching.holds:
+        return True
+    if scheduler.policy.scheduling_policy != "fcfs" and waiting.best_level < running.worst_level:
+        return False
+    if planner.blocked_by is WaitReason.BLOCKS and not planner.may_join and planner.join_rule is None:
+        return True
+    return scheduler.limits.max_num_seqs <= running.num_taken or not running.free_slots
+
+
+def _settle(scheduler: Scheduler, begins: Seq[float]) -> None:
+    """What planning leaves behind in steps in which nobody joins."""
+    planner, clocks = scheduler._planner, scheduler._clocks
+    clocks.settle(begins[0])
+    planner.chunked, planner.joined, planner.opens_at = [], [], None
+    planner.max_num_seqs = scheduler.limits.max_num_seqs
+    if not scheduler._waiting:
+        planner.set_aside, planner.blocked_by = [], None
+    elif planner.blocked_by is not WaitReason.BLOCKS or planner.may_join:
+        planner.set_aside, planner.may_join = [], False
+        planner.blocked_by = WaitReason.BATCH if planner.batching.holds else WaitReason.SLOTS
+    clocks.reason = planner.waits_for
+    for begin in begins[1:]:
+        clocks.settle(begin)
+
+
+def _affordable(scheduler: Scheduler, rows: list[Sequence], num_steps: int) -> int:
+    """The largest part of `num_steps` for which there are free blocks."""
+    size, free = scheduler.kv.block_size, scheduler.kv.pool.num_free
+    if len(rows) * (num_steps // size + 1) <= free:
+        return num_steps
+    # Steps that each row can take in the blocks it has.
+    rooms = [len(row.blocks) * size - len(row.tokens) + 1 for row in rows]
+
+    def num_blocks(steps: int) -> int:
+        return sum(-(-(steps - room) // size) for room in rooms if steps > room)
+
+    if num_blocks(num_steps) <= free:
+        return num_steps
+    low, high = 0, num_steps - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if num_blocks(middle) <= free else (low, middle - 1)
+    return low
+
+
+def _apply(scheduler: Scheduler, takes: list[Sequence], fills: list[Sequence], num_later: int) -> None:
+    """One step's changes of blocks; the rows' last `num_later` tokens belong to later steps."""
+    kv, service = scheduler.kv, scheduler._service
+    for row in sorted(takes, key=in_order):
+        kv.reserve(row)
+    for row in fills:
+        known = len(row.tokens) - num_later
+        kv.publish(row, known - 1)
+        if service is not None:
+            service.go_on(row, known - row.num_prompt + kv.block_size)
+        row.mark = min(row.end, known + kv.block_size)

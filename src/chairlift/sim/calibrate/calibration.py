@@ -1,0 +1,182 @@
+"""A fitted cost model as a file: coefficients, what they were fitted to, and how far off they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from chairlift.core.errors import InvalidOption
+from chairlift.metrics.latency import percentile
+from chairlift.sim.calibrate.fit import OUTLIER, fit
+from chairlift.sim.calibrate.measured import Measured, RegimeError, error_of
+from chairlift.sim.cost.model import CostModel
+from chairlift.sim.cost.noise import NoisyCost
+from chairlift.sim.cost.ranges import Span, WatchedCost, spans_of
+from chairlift.sim.cost.shape import REGIMES, Regime
+from chairlift.sim.cost.smooth import Coefficients, HostCosts, SmoothCost
+
+MAX_FILE_BYTES = 1 << 20
+HELD_OUT_EVERY = 4
+"""One group of steps in so many is kept from the fit, to say how far off it is."""
+NORMAL_P84_P16 = 2.0
+"""Standard deviations between the 16th and the 84th percentile of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What `chairlift calibrate` finds out. `errors` are of steps that were kept from the fit.
+
+    `noise` is how much steps of equal shape differ: the standard deviation of the logarithm of their time.
+    """
+
+    format: Literal[1] = 1
+    coefficients: Coefficients
+    spans: Mapping[Regime, Span]
+    errors: Mapping[Regime, RegimeError]
+    noise: float = 0.0
+    num_steps: int = 0
+    """Measured, those held out included."""
+    source: Literal["sweep", "journal", "profile"] = "sweep"
+    machine: Mapping[str, str] = field(default_factory=dict)
+    """What the steps ran on, in words."""
+    engine: Mapping[str, str | int | float | bool | None] = field(default_factory=dict)
+    """Options of the engine that was measured, by name."""
+
+    @property
+    def num_cache_tokens(self) -> int | None:
+        """Tokens that the cache of the measured engine held; None if the file does not tell."""
+        num_blocks, block_size = self.engine.get("num_blocks"), self.engine.get("block_size")
+        if type(num_blocks) is int and type(block_size) is int:
+            return num_blocks * block_size
+        return None
+
+    def cost(self, warn: Callable[[str], None], *, noise_seed: int | None = None) -> CostModel:
+        """The model, which warns outside of what was measured; with a seed, steps vary as they did."""
+        watched = WatchedCost(SmoothCost(self.coefficients), self.spans, warn)
+        return watched if noise_seed is None else NoisyCost(watched, self.noise, noise_seed)
+
+
+def calibrate(
+    steps: Sequence[Measured],
+    *,
+    token_sizes: tuple[int, ...] = (),
+    prior: Coefficients | None = None,
+    noise: float | None = None,
+    source: Literal["sweep", "journal", "profile"] = "sweep",
+    machine: Mapping[str, str] | None = None,
+    engine: Mapping[str, str | int | float | bool | None] | None = None,
+) -> Calibration:
+    """Fit three quarters of the steps and check with the rest. Without a `noise` it is taken from the steps too.
+
+    Raises:
+        InvalidOption: too few steps.
+    """
+    used = [step for step in steps if step.group % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    held = [step for step in steps if step.group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    cost = fit(used, token_sizes=token_sizes, prior=prior)
+    return Calibration(
+        coefficients=cost.coefficients,
+        spans=spans_of(step.shape for step in used),
+        errors=held_out_errors(held, cost),
+        noise=noise_of(used, cost) if noise is None else noise,
+        num_steps=len(steps),
+        source=source,
+        machine=machine or {},
+        engine=engine or {},
+    )
+
+
+def held_out_errors(steps: Iterable[Measured], cost: SmoothCost) -> dict[Regime, RegimeError]:
+    """Of steps whose gap is known, together with it; of the others, without the host."""
+    device = _without_host(cost)
+    pairs: dict[Regime, list[tuple[float, float]]] = {}
+    for step in steps:
+        model = device if step.gap_s is None else cost
+        pairs.setdefault(step.shape.regime, []).append((model.of_shape(step.shape, step.before), step.period_s))
+    return {regime: error_of(pairs[regime]) for regime in REGIMES if regime in pairs}
+
+
+def _without_host(cost: SmoothCost) -> SmoothCost:
+    return cost.with_host(HostCosts())
+
+
+def noise_of(steps: Sequence[Measured], cost: SmoothCost) -> float:
+    """The standard deviation of the logarithm of a step's time at one shape.
+
+    From repeats, if there are some: the rest of the error is the model's. It is read off between percentiles, as
+    disturbed steps would be most of it otherwise.
+    """
+    device = _without_host(cost)
+    logs: dict[tuple[int, object], list[float]] = {}
+    for step in steps:
+        predicted = device.of_shape(step.shape, step.before)
+        if predicted > 0.0 and step.step_s < OUTLIER * predicted:
+            logs.setdefault((step.group, step.shape.regime), []).append(math.log(step.step_s / predicted))
+    deviations: list[float] = []
+    for values in logs.values():
+        if len(values) > 2:
+            middle = percentile(sorted(values), 50.0)
+            deviations += [value - middle for value in values]
+    if not deviations:
+        return 0.0
+    deviations.sort()
+    return (percentile(deviations, 84.13) - percentile(deviations, 15.87)) / NORMAL_P84_P16
+
+
+# ---------------------------------------------------------------- the file
+
+
+def encode(calibration: Calibration) -> bytes:
+    """As JSON that people can read."""
+    return msgspec.json.format(msgspec.json.encode(calibration), indent=2) + b"\n"
+
+
+def decode(data: bytes, where: str) -> Calibration:
+    """Raises InvalidOption on anything that is no calibration of this format."""
+    try:
+        calibration = msgspec.json.decode(data, type=Calibration)
+        _check(calibration.coefficients)
+    except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
+        raise InvalidOption(f"{where} is not a calibration: {error}") from error
+    return calibration
+
+
+def load_calibration(path: Path) -> Calibration:
+    """A file that `chairlift calibrate` wrote.
+
+    Raises:
+        InvalidOption: it cannot be read, or is none.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidOption(f"cannot read {path}: {error.strerror or error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidOption(f"{path} is not a calibration: it is too large")
+    return decode(data, str(path))
+
+
+def _check(c: Coefficients) -> None:
+    """Raises ValueError on what no fit gives."""
+    parts = (c.decode, c.mixed, c.chunks, c.host)
+    numbers = [
+        c.weights_s,
+        c.token_s,
+        c.output_s,
+        c.change_s,
+        *(getattr(p, name) for p in parts for name in p.__slots__),
+    ]
+    if not all(0.0 <= number < math.inf for number in numbers):
+        raise ValueError("coefficients must be numbers of at least 0")
+    if not 1.0 <= c.power <= 64.0 or c.chunks.tile < 1:
+        raise ValueError("power and tile must be at least 1")
+    if list(c.token_sizes) != sorted(set(c.token_sizes)):
+        raise ValueError("token_sizes must ascend")
+    if not c.weights_s + c.token_s + c.decode.step_s > 0.0:
+        raise ValueError("a step would take no time")

@@ -1,0 +1,45 @@
+"""What a cost model is."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from chairlift.core.types import StepPlan
+
+
+class CostModel(Protocol):
+    """Says how long a step takes: from the beginning of one step to where the next one can begin."""
+
+    def __call__(self, plan: StepPlan) -> float:
+        """Seconds, more than 0."""
+        ...
+
+
+class DecodeLine(NamedTuple):
+    """Steps in which the same rows decode and nothing else happens: only their context grows.
+
+    seconds = max(base_s + context_token_s * context tokens, least_s)
+    """
+
+    base_s: float
+    context_token_s: float
+    least_s: float = 0.0
+
+    def seconds(self, num_context_tokens: int) -> float:
+        """Of one such step, to the last bit what the model itself says."""
+        seconds = self.base_s + self.context_token_s * num_context_tokens
+        return seconds if seconds > self.least_s else self.least_s
+
+
+@runtime_checkable
+class LineModel(Protocol):
+    """A cost model whose pure-decode steps lie on a line: many of them can be taken at once.
+
+    One with noise is none: its steps have to be drawn one by one.
+    """
+
+    def __call__(self, plan: StepPlan) -> float: ...
+
+    def decode_line(self, num_rows: int) -> DecodeLine:
+        """The line of steps of `num_rows` decodes and fillers."""
+        ...

@@ -1,0 +1,78 @@
+"""Engines for a run, made from what they are told: every run, and every point of a search, gets fresh ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from chairlift.core.engine import Observer, Recorder
+from chairlift.core.planner import JoinRule
+from chairlift.core.policy import Policy
+from chairlift.core.scheduler import Scheduler
+from chairlift.core.types import CacheShape, Limits
+from chairlift.sim.cost.changing import for_one_engine
+from chairlift.sim.cost.model import CostModel
+from chairlift.sim.cost.noise import NoisyCost
+from chairlift.sim.replica import Replica, StepListener
+from chairlift.sim.workload import VOCAB_SIZE
+
+Follow = Callable[[str, Scheduler], Observer]
+"""Makes who hears of every step of an engine, given its name and scheduler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSetup:
+    """One kind of engine: what its scheduler may do, the cache it has, and what its steps cost.
+
+    `noise` is the standard deviation of the logarithm of what multiplies each step's cost.
+    """
+
+    cost: CostModel
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    max_model_len: int = 1 << 20
+    num_blocks: int = 1 << 16
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    policy: Policy = field(default_factory=Policy)
+    noise: float = 0.0
+    join_rule: JoinRule | None = None
+    """Of an engine that lets others join than ours does: see `sim/rules`."""
+
+    def scheduler(self) -> Scheduler:
+        """Raises InvalidOption for limits that go with nothing."""
+        return Scheduler(
+            Limits(self.max_num_seqs, self.max_num_batched_tokens, self.max_model_len),
+            CacheShape(self.num_blocks, self.block_size),
+            vocab_size=VOCAB_SIZE,
+            enable_prefix_caching=self.enable_prefix_caching,
+            policy=self.policy,
+            join_rule=self.join_rule,
+        )
+
+    def replica(
+        self,
+        name: str,
+        *,
+        noise_seed: int = 0,
+        recorder: Recorder | None = None,
+        on_step: StepListener | None = None,
+        scheduler: Scheduler | None = None,
+    ) -> Replica:
+        """An engine that has served nothing yet, on `scheduler` if somebody else must know it too."""
+        cost = for_one_engine(self.cost)
+        if self.noise:
+            cost = NoisyCost(cost, self.noise, noise_seed)
+        return Replica(
+            name, self.scheduler() if scheduler is None else scheduler, cost, recorder=recorder, on_step=on_step
+        )
+
+
+def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
+    """One engine of each setup, named by its place, each with noise of its own; `follow` makes who hears of it."""
+    fleet = []
+    for i, setup in enumerate(setups):
+        name, scheduler = f"engine-{i}", setup.scheduler()
+        on_step = None if follow is None else follow(name, scheduler).on_step
+        fleet.append(setup.replica(name, noise_seed=(seed << 16) + i, on_step=on_step, scheduler=scheduler))
+    return fleet

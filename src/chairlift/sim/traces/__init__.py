@@ -1,0 +1,1 @@
+"""Recorded workloads of others, read into requests."""

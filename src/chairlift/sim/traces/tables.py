@@ -1,0 +1,113 @@
+"""Traces that are tables of lengths, with or without the times at which requests came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from random import Random
+
+from chairlift.core.errors import InvalidOption
+from chairlift.sim.arrivals import Arrivals
+from chairlift.sim.traces.reading import Row, csv_rows, json_rows
+from chairlift.sim.workload import Asked, Blocks, Contents, Part
+
+INPUT_NAMES = ("num_prefill_tokens", "ContextTokens", "input_length", "prompt_len", "input_toks", "input_tokens")
+OUTPUT_NAMES = ("num_decode_tokens", "GeneratedTokens", "output_length", "output_len", "output_toks", "output_tokens")
+"""What the columns of lengths are called by those who publish such files."""
+
+
+def azure(path: Path) -> Iterator[Asked]:
+    """TIMESTAMP, ContextTokens, GeneratedTokens; times from the first.
+
+    Source: AzurePublicDataset, LLM inference traces of 2023.
+
+    Raises:
+        InvalidOption: no such file, or a line of another shape.
+    """
+    contents, begun = Contents(), None
+    for row in csv_rows(path):
+        text = row.values.get("TIMESTAMP")
+        try:
+            time = datetime.fromisoformat(str(text))
+        except ValueError as error:
+            raise row.error(f"TIMESTAMP must be a date and time, not {text!r}") from error
+        begun = time if begun is None else begun
+        yield _asked(row, max(0.0, (time - begun).total_seconds()), contents)
+
+
+def timed(path: Path) -> Iterator[Asked]:
+    """Lengths, and an arrival in seconds: `arrived_at`, `req_time`, `arrival`, or `arrival_time_ns`.
+
+    `client`, `principal` and `tenant` say who asks, where they are. JSON lines or CSV, by the file's name.
+
+    Raises:
+        InvalidOption: as for `azure`.
+    """
+    contents = Contents()
+    for row in _rows(path):
+        if "arrival_time_ns" in row.values:
+            arrival = row.number("arrival_time_ns") / 1e9
+        else:
+            arrival = row.number("arrived_at", "req_time", "arrival")
+        yield _asked(row, arrival, contents)
+
+
+def length_pairs(path: Path) -> Iterator[tuple[int, int]]:
+    """Prompt and output lengths of each row, at least 1.
+
+    Raises:
+        InvalidOption: as for `azure`.
+    """
+    for row in _rows(path):
+        yield max(1, row.count(*INPUT_NAMES)), max(1, row.count(*OUTPUT_NAMES))
+
+
+def drawn(path: Path, arrivals: Arrivals, num_requests: int | None, seed: int) -> Iterator[Asked]:
+    """Pairs of lengths from a table, drawn with replacement, at drawn times; endless without a number.
+
+    Raises:
+        InvalidOption: as for `azure`, or an empty file.
+    """
+    pairs = list(length_pairs(path))
+    if not pairs:
+        raise InvalidOption(f"{path} has no lengths")
+    contents, random = Contents(), Random(f"{seed}/lengths")
+    times = arrivals.times(Random(f"{seed}/arrivals"))
+    for time in times if num_requests is None else islice(times, num_requests):
+        num_prompt, num_output = random.choice(pairs)
+        content = contents.take()
+        yield Asked(
+            arrival=time, prompt=Blocks((Part(content, content, num_prompt),), num_prompt), num_output=num_output
+        )
+
+
+def column_counts(text: str) -> Iterator[tuple[float, float]]:
+    """How often each length stands in a column, for `PATH` of a file with one column, or `PATH:COLUMN`.
+
+    Raises:
+        InvalidOption: as for `azure`.
+    """
+    name, _, column = text.rpartition(":")
+    path, column = (Path(name), column) if name else (Path(text), "")
+    for row in _rows(path):
+        wanted = column or next(iter(row.values))
+        yield row.number(wanted), 1.0
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    return json_rows(path) if ".jsonl" in path.suffixes else csv_rows(path)
+
+
+def _asked(row: Row, arrival: float, contents: Contents) -> Asked:
+    content = contents.take()
+    num_prompt = max(1, row.count(*INPUT_NAMES))
+    principal = row.values.get("principal", row.values.get("client", ""))
+    return Asked(
+        arrival=arrival,
+        prompt=Blocks((Part(content, content, num_prompt),), num_prompt),
+        num_output=max(1, row.count(*OUTPUT_NAMES)),
+        principal=str(principal),
+        tenant=str(row.values.get("tenant", "")),
+    )
