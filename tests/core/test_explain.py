@@ -60,7 +60,7 @@ def test_everything_that_happened_is_said_in_order() -> None:
         finished=104.0,
     )
     assert sentence(everything) == (
-        "Queued behind 12 others; waited 1.2 s for cache blocks and 0.4 s for the token budget; "
+        "12 others waited when it came; waited 1.2 s for cache blocks and 0.4 s for the token budget; "
         "passed by 2 later ones; preempted once by request 17 (blocks), 0.3 s until it went on; "
         "640 prompt tokens, 512 of them from the cache, 96 tokens computed again, all in 3 chunks; "
         "first token after 1.9 s, 63 more in 2.1 s; ended by its length."
@@ -75,7 +75,7 @@ def test_one_is_not_many() -> None:
         finished=100.05,
     )
     assert sentence(one) == (
-        "Queued behind 1 other; passed by 1 later one; 1 prompt token, 1 token computed again, all in one chunk; "
+        "1 other waited when it came; passed by 1 later one; 1 prompt token, 1 token computed again, all in one chunk; "
         "its only token after 50 ms; ended by its length."
     )
 
@@ -215,7 +215,7 @@ def test_who_never_started_has_no_prompt_and_no_tokens() -> None:
         finished=102.0,
     )
     assert sentence(waiting) == (
-        "Queued behind 3 others; waited 2.0 s for a slot; never started; given up after 2.0 s."
+        "3 others waited when it came; waited 2.0 s for a slot; never started; given up after 2.0 s."
     )
     given = facts(waiting)
     assert (given["started_after_s"], given["first_token_after_s"], given["ended_after_s"]) == (None, None, 2.0)

@@ -42,7 +42,7 @@ def check(explanation: dict[str, Any], index: int) -> None:
     assert set(explanation) == {"index", "sentence", "decisions"}
     assert explanation["index"] == index
     assert explanation["sentence"].startswith(
-        "Queued behind 3 others; waited 1.5 s for a slot; preempted once by another request (blocks), 0.25 s until"
+        "3 others waited when it came; waited 1.5 s for a slot; preempted once by another request (blocks), 0.25 s"
     )
     assert explanation["sentence"].endswith("; ended by its length.")
     decisions = explanation["decisions"]
@@ -122,7 +122,9 @@ def test_a_missed_deadline_is_explained_in_its_error(stream: bool) -> None:
         status, answer = server.json("POST", COMPLETIONS, body)
         assert (status, answer["error"]["code"]) == (504, "ttft_deadline_exceeded")
         (explanation,) = answer["error"]["explanation"]
-        assert explanation["sentence"].startswith("Queued behind 3 others; waited 1.5 s for a slot; preempted once by")
+        assert explanation["sentence"].startswith(
+            "3 others waited when it came; waited 1.5 s for a slot; preempted once by"
+        )
         assert explanation["sentence"].endswith("its first token did not come in time.")
         assert explanation["decisions"]["ended_by"] == "deadline"
         status, answer = server.json("POST", COMPLETIONS, body | {"explain": False})

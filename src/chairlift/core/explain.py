@@ -91,7 +91,7 @@ def _queue(finish: Finish) -> Iterator[str]:
         if seconds >= (AT_ONCE_S if reason is WaitReason.STEP else SHOWN_S)
     ]
     if decisions.queued_behind:
-        yield f"queued behind {_count(decisions.queued_behind, 'other')}"
+        yield f"{_count(decisions.queued_behind, 'other')} waited when it came"
     if waits:
         yield f"waited {_listed(waits)}"
     if decisions.passed:
