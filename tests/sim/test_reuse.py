@@ -52,12 +52,12 @@ def test_prompts_given_token_by_token() -> None:
     assert [cache.ask(Literal(tokens)) for tokens in ((1, 2, 3), (1, 2, 4), (1, 2, 3))] == [0, 2, 2]
 
 
-def check(asked: Workload, again: Workload, block_size: int) -> float:
+def check(asked: Workload, again: Workload, block_size: int, num_blocks: int = 1 << 16) -> float:
     cache = EndlessCache(block_size)
     for each in everything(asked):
         cache.ask(each.prompt)
     setup = EngineSetup(
-        cost=LESSON, max_num_seqs=64, max_num_batched_tokens=8192, num_blocks=1 << 16, block_size=block_size
+        cost=LESSON, max_num_seqs=64, max_num_batched_tokens=8192, num_blocks=num_blocks, block_size=block_size
     )
     values = figures(simulate(again, make_fleet([setup]), RoundRobin()))
     assert values["prefix_queried_tokens"] == cache.queried_tokens
@@ -79,6 +79,15 @@ def test_session_reuse_is_that_of_an_endless_cache() -> None:
     path = TRACES / "agentic" / "sessions_1-355.jsonl.gz"
     first, second = (agent_sessions(path, [0.0, 1.0], num_sessions=2) for _ in range(2))
     assert check(first, second, 64) > 0.9
+
+
+@needs_traces
+@pytest.mark.long
+def test_thirty_minutes_to_their_end() -> None:
+    """5,719 requests of 74 million prompt tokens, on one engine that is slow and forgets nothing."""
+    assert TRACES is not None
+    path = TRACES / "mooncake" / "conversation_first_30min.jsonl.gz"
+    assert check(mooncake(path), mooncake(path), 512, num_blocks=1 << 18) == pytest.approx(0.347, abs=0.0005)
 
 
 @needs_traces
