@@ -118,7 +118,9 @@ class Planner:
             for sequence in needs:
                 if sequence.state is not State.DECODING or not self._kv.is_full(sequence):
                     continue
-                if self._make_room(sequence, [*running.prefilling, *running.decoding], now):
+                # Whoever might give way is listed only where a block is missing: that is every row, and rare.
+                is_free = self._kv.pool.num_free > 0
+                if is_free or self._make_room(sequence, [*running.prefilling, *running.decoding], now):
                     self._reserve(plan, sequence)
                 else:
                     self._preempt(sequence, sequence, PreemptReason.BLOCKS, now)
