@@ -138,8 +138,7 @@ class Engine:
     @property
     def num_step_rows(self) -> int:
         """Rows that sample in the step begun last; 0 when it is finished."""
-        plan = self._plan
-        return 0 if plan is None else len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples)
+        return 0 if self._plan is None else self._plan.num_samples
 
     def begin(self, now: float) -> bool:
         """Plan a step and start it. False if there is nothing to compute: `flush` then has what ended."""

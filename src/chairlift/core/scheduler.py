@@ -342,9 +342,8 @@ class Scheduler:
         """What makes a result unusable as a whole, None if nothing does; tokens outside the vocabulary become errors of
         their rows."""
         tokens = result.tokens
-        num_rows = len(plan.decodes) + sum(1 for chunk in plan.chunks if chunk.samples)
-        if len(tokens) != num_rows:
-            return f"the executor gave {len(tokens)} tokens for {num_rows} rows"
+        if len(tokens) != plan.num_samples:
+            return f"the executor gave {len(tokens)} tokens for {plan.num_samples} rows"
         if tokens and (min(tokens) < 0 or max(tokens) >= self._vocab_size):
             slots = [*plan.decodes, *(chunk.slot for chunk in plan.chunks if chunk.samples)]
             for slot, token in zip(slots, tokens, strict=True):

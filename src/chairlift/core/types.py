@@ -279,6 +279,11 @@ class StepPlan:
         """Tokens computed in this step."""
         return len(self.decodes) + len(self.fillers) + self.num_chunk_tokens
 
+    @property
+    def num_samples(self) -> int:
+        """Rows that sample: what a result has tokens for."""
+        return len(self.decodes) + sum(1 for chunk in self.chunks if chunk.samples)
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -251,7 +251,7 @@ def uniform_inputs(num_rows: int, past_len: int, cache_shape: CacheShape) -> Ste
 def num_outputs(plan: StepPlan, rows: Rows) -> int:
     """Hidden states that a plan needs: one for each sampling row and filler, one for each scored prompt token."""
     scored = sum(len(rows.targets(chunk)) for chunk in plan.chunks if chunk.scores)
-    return len(plan.decodes) + len(plan.fillers) + sum(1 for chunk in plan.chunks if chunk.samples) + scored
+    return plan.num_samples + len(plan.fillers) + scored
 
 
 def _starts(counts: Ints) -> Ints:
