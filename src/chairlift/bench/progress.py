@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import TextIO
 
 from chairlift.bench.load import Load
+from chairlift.bench.status_line import StatusLine
 
 INTERVAL_S = 0.5
 
@@ -17,6 +18,7 @@ class ProgressLine:
 
     def __init__(self, stream: TextIO, num_chunks: Callable[[], int], clock: Callable[[], float]) -> None:
         self._stream = stream
+        self._status = StatusLine(stream, clock, INTERVAL_S)
         self._num_chunks = num_chunks
         self._clock = clock
         self.load: Load | None = None
@@ -34,8 +36,7 @@ class ProgressLine:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+            self._status.show("")
 
     async def _rewrite(self) -> None:
         seen, before = 0, self._clock()
@@ -43,8 +44,7 @@ class ProgressLine:
             await asyncio.sleep(INTERVAL_S)
             chunks, now = self._num_chunks(), self._clock()
             if self.load is not None:
-                self._stream.write(f"\r\x1b[K{line(self.load, now, (chunks - seen) / (now - before))}")
-                self._stream.flush()
+                self._status.show(line(self.load, now, (chunks - seen) / (now - before)))
             seen, before = chunks, now
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from chairlift.bench.exchange import Exchange
 from chairlift.bench.load import Load
 from chairlift.core.errors import InvalidOption
-from chairlift.metrics.latency import Summary, summarize
+from chairlift.metrics.latency import Summary, in_ms, summarize
 
 WIDTH = 50
 TITLES = {
@@ -137,11 +137,7 @@ def to_json(report: Report, *, detailed: bool = False) -> dict[str, Any]:
     }
     for name, summary in report.latencies.items():
         if name == "queue" or name in report.wanted.metrics:
-            result[f"mean_{name}_ms"] = summary.mean * 1e3
-            result[f"median_{name}_ms"] = summary.median * 1e3
-            result[f"std_{name}_ms"] = summary.std * 1e3
-            for percent, value in summary.percentiles.items():
-                result[f"p{percent:g}_{name}_ms"] = value * 1e3
+            result |= in_ms(name, summary)
     if detailed:
         exchanges = load.exchanges
         result["input_lens"] = [exchange.num_input_tokens for exchange in exchanges]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from chairlift.bench.arrivals import Arrivals, RampUp
 from chairlift.bench.datasets import Sample, custom_samples, random_samples, sharegpt_samples
 from chairlift.bench.report import TITLES, Wanted
+from chairlift.cli.numbers import named_limit
 from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -175,14 +175,10 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
 
 
 def _limit(text: str) -> tuple[str, float]:
-    name, colon, value = text.partition(":")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if not colon or not (limit >= 0.0 and math.isfinite(limit)):
+    limit = named_limit(text)
+    if limit is None:
         raise InvalidOption(f"--goodput takes limits such as ttft:200, not {text!r}")
-    return name, limit
+    return limit
 
 
 def numbers(flag: str, text: str) -> tuple[float, ...]:

@@ -14,6 +14,7 @@ from chairlift.bench import compare_batching as bench
 from chairlift.bench.in_process import INTERVAL_S, Listener, Loop, Show
 from chairlift.bench.load import Load
 from chairlift.bench.progress import line
+from chairlift.bench.status_line import StatusLine
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.results import check_path, write_json
@@ -147,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class Progress:
-    """Rewrites one line on a terminal; says nothing without one."""
+    """How far the run of a policy is, on one line of a terminal."""
 
     def __init__(self, terminal: TextIO | None, clock: Callable[[], float]) -> None:
         self._terminal = terminal
@@ -155,25 +156,21 @@ class Progress:
 
     def of(self, batching: str) -> Show:
         """What shows the run of a policy."""
-        seen, before = 0, self._clock()
+        status, seen = StatusLine(self._terminal, self._clock, INTERVAL_S), 0
 
         def show(load: Load, num_tokens: int) -> None:
-            nonlocal seen, before
-            now = self._clock()
-            if self._terminal is None or now - before < INTERVAL_S:
+            nonlocal seen
+            passed_s = status.due()
+            if passed_s is None:
                 return
-            rate = (num_tokens - seen) / (now - before)
-            seen, before = num_tokens, now
-            self._terminal.write(f"\r\x1b[K{batching}: {line(load, now, rate)}")
-            self._terminal.flush()
+            rate, seen = (num_tokens - seen) / passed_s, num_tokens
+            status.show(f"{batching}: {line(load, self._clock(), rate)}")
 
         return show
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._terminal is not None:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
+        StatusLine(self._terminal, self._clock, INTERVAL_S).show("")
 
 
 class EngineThread:

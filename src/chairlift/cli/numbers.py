@@ -1,8 +1,9 @@
-"""Whole numbers as people write them."""
+"""Numbers as people write them."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from fractions import Fraction
 
@@ -28,3 +29,13 @@ def count(text: str) -> int:
     if value.denominator != 1:
         raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
     return value.numerator
+
+
+def named_limit(text: str) -> tuple[str, float] | None:
+    """A name and a finite number of at least 0, such as ttft:200; None for anything else."""
+    name, colon, value = text.partition(":")
+    try:
+        limit = float(value)
+    except ValueError:
+        return None
+    return (name, limit) if colon and limit >= 0.0 and math.isfinite(limit) else None

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
+from chairlift.bench.status_line import StatusLine
 from chairlift.cli.disaggregated_flags import add_link_flags, link, split
 from chairlift.cli.numbers import count
 from chairlift.cli.options import add_config_flag
@@ -191,7 +192,8 @@ def run(arguments: argparse.Namespace) -> int:
     stage = Stage(
         offered, engine_setup(one), objectives, link(arguments) if arguments.split else None, arguments.seed or 0
     )
-    progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
+    terminal = sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None
+    progress = Progress(StatusLine(terminal, time.monotonic, INTERVAL_S))
     search = Search(stage, _space(arguments, offered), tolerance=arguments.tolerance, listener=progress.show)
     plan = search.plan(rate=rate, band=arguments.step_time_band, penalty=arguments.late_penalty)
     progress.clear()
@@ -233,24 +235,17 @@ def _orders(offered: Offered) -> tuple[OrderName, ...]:
 
 
 class Progress:
-    """Rewrites one line on a terminal; says nothing without one."""
+    """How far a search is, on one line of a terminal."""
 
-    def __init__(self, terminal: TextIO | None, clock: Callable[[], float]) -> None:
-        self._terminal = terminal
-        self._clock = clock
-        self._before = clock()
+    def __init__(self, status: StatusLine) -> None:
+        self._status = status
 
     def show(self, search: Search) -> None:
-        now = self._clock()
-        if self._terminal is None or now - self._before < INTERVAL_S:
+        if self._status.due() is None:
             return
-        self._before = now
         best = f", {search.best_rate:.2f} requests/s hold so far" if search.best_rate else ""
-        self._terminal.write(f"\r\x1b[K{search.num_tried} settings tried, {search.stage.num_trials} runs{best}")
-        self._terminal.flush()
+        self._status.show(f"{search.num_tried} settings tried, {search.stage.num_trials} runs{best}")
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._terminal is not None:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
+        self._status.show("")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any, get_args
 
 from chairlift.cli.numbers import count
-from chairlift.core.policy import DYNAMIC_WAIT_S, BatchingName, OrderName, Policy, ReservationName
+from chairlift.core.policy import DYNAMIC_WAIT_S, SETTINGS, BatchingName, OrderName, Policy, ReservationName
 
 DEFAULT = Policy()
 
@@ -126,19 +126,4 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
 
 def policy_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What these flags said, by the names of `EngineOptions`."""
-    names = (
-        "batching",
-        "max_batch_wait_ms",
-        "kv_reservation",
-        "enable_chunked_prefill",
-        "prefill_first",
-        "scheduling_policy",
-        "tenant_weights",
-        "priority_ageing_s",
-        "max_bypass",
-        "watermark",
-        "long_prefill_token_threshold",
-        "itl_objective_ms",
-        "ttft_objective_ms",
-    )
-    return {name: getattr(arguments, name) for name in names}
+    return {name: getattr(arguments, name) for name in SETTINGS}

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from chairlift.cli.numbers import count
-from chairlift.cli.policy_flags import add_policy_flags
+from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.errors import InvalidOption
-from chairlift.core.policy import Policy
+from chairlift.core.policy import Policy, policy_of
 from chairlift.sim.cost import (
     DEVICES,
     LESSON,
@@ -259,23 +259,7 @@ def simulated_policy(arguments: argparse.Namespace) -> Policy:
     Raises:
         InvalidOption: a value that makes no sense.
     """
-    wait_ms = arguments.max_batch_wait_ms
-    return Policy(
-        batching=arguments.batching,
-        max_batch_wait_s=None if wait_ms is None else wait_ms / 1e3,
-        kv_reservation=arguments.kv_reservation,
-        enable_chunked_prefill=arguments.enable_chunked_prefill,
-        prefill_first=arguments.prefill_first,
-        scheduling_policy=arguments.scheduling_policy,
-        weights=arguments.tenant_weights,
-        priority_ageing_s=arguments.priority_ageing_s,
-        long_prefill_token_threshold=arguments.long_prefill_token_threshold,
-        watermark=arguments.watermark,
-        max_bypass=arguments.max_bypass,
-        itl_objective_s=arguments.itl_objective_ms / 1e3,
-        ttft_objective_s=arguments.ttft_objective_ms / 1e3,
-        max_step_s=arguments.max_step_ms / 1e3,
-    )
+    return policy_of(policy_options(arguments), max_step_s=arguments.max_step_ms / 1e3)
 
 
 def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:

@@ -7,13 +7,14 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any
 
+from chairlift.bench.status_line import StatusLine
 from chairlift.cli.disaggregated_flags import add_split_flag, link, pool_setups
 from chairlift.cli.journal_flags import add_journal_flags
+from chairlift.cli.numbers import named_limit
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.report import SimulationRecord, add_window_flags, empty_figure, slots_window, write_page
 from chairlift.cli.results import check_path, write_json
@@ -132,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
             workload(arguments), fleet[:num_prefill], fleet[num_prefill:], link(arguments), routers
         )
         simulation = pools.simulation
-    progress = Progress(sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None, time.monotonic)
+    terminal = sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None
+    progress = Progress(StatusLine(terminal, time.monotonic, INTERVAL_S))
 
     def watch(simulation: Simulation) -> None:
         progress.show(simulation)
@@ -225,43 +227,34 @@ def _numbers(flag: str, text: str) -> tuple[float, ...]:
 
 
 def _limit(text: str) -> tuple[str, float]:
-    name, colon, value = text.partition(":")
-    try:
-        limit = float(value)
-    except ValueError:
-        limit = -1.0
-    if not colon or name not in ("ttft", "tpot", "e2el") or not 0.0 <= limit < float("inf"):
+    limit = named_limit(text)
+    if limit is None or limit[0] not in ("ttft", "tpot", "e2el"):
         raise InvalidOption(f"--goodput takes limits such as ttft:200, tpot:50 or e2el:9000, not {text!r}")
-    return name, limit
+    return limit
 
 
 class Progress:
-    """Rewrites one line on a terminal; says nothing without one."""
+    """How far a simulation is, on one line of a terminal."""
 
-    def __init__(self, terminal: TextIO | None, clock: Callable[[], float]) -> None:
-        self._terminal = terminal
-        self._clock = clock
-        self._before = clock()
+    def __init__(self, status: StatusLine) -> None:
+        self._status = status
         self._num_before = 0
 
     def show(self, simulation: Simulation) -> None:
-        now = self._clock()
-        if self._terminal is None or now - self._before < INTERVAL_S:
+        passed_s = self._status.due()
+        if passed_s is None:
             return
-        rate = (simulation.num_ended - self._num_before) / (now - self._before)
-        self._before, self._num_before = now, simulation.num_ended
+        rate = (simulation.num_ended - self._num_before) / passed_s
+        self._num_before = simulation.num_ended
         num_open = len(simulation.served) - simulation.num_ended
-        self._terminal.write(
-            f"\r\x1b[K{simulation.now:.1f} s simulated, {simulation.num_ended} done, {num_open} in flight, "
+        self._status.show(
+            f"{simulation.now:.1f} s simulated, {simulation.num_ended} done, {num_open} in flight, "
             f"{rate:.0f} requests/s"
         )
-        self._terminal.flush()
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._terminal is not None:
-            self._terminal.write("\r\x1b[K")
-            self._terminal.flush()
+        self._status.show("")
 
 
 # ---------------------------------------------------------------- presets

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from chairlift.core.errors import InvalidOption
 
@@ -85,3 +85,39 @@ class Policy:
             raise InvalidOption("prefill_first is for continuous batching")
         if any(not 0 < weight < float("inf") for weight in self.weights.values()):
             raise InvalidOption("a weight must be above 0 and finite")
+
+
+SETTINGS = (
+    "batching",
+    "max_batch_wait_ms",
+    "kv_reservation",
+    "enable_chunked_prefill",
+    "prefill_first",
+    "scheduling_policy",
+    "tenant_weights",
+    "priority_ageing_s",
+    "max_bypass",
+    "watermark",
+    "long_prefill_token_threshold",
+    "itl_objective_ms",
+    "ttft_objective_ms",
+)
+"""What users choose of a policy, by the names that flags and options have."""
+
+
+def policy_of(settings: Mapping[str, Any], *, max_step_s: float) -> Policy:
+    """The policy that users ask for by `SETTINGS`, all of which are given.
+
+    Raises:
+        InvalidOption: a value that makes no sense.
+    """
+    rest = dict(settings)
+    wait_ms = rest.pop("max_batch_wait_ms")
+    return Policy(
+        max_batch_wait_s=None if wait_ms is None else wait_ms / 1e3,
+        weights=dict(rest.pop("tenant_weights")),
+        itl_objective_s=rest.pop("itl_objective_ms") / 1e3,
+        ttft_objective_s=rest.pop("ttft_objective_ms") / 1e3,
+        max_step_s=max_step_s,
+        **rest,
+    )

@@ -68,6 +68,13 @@ class Summary:
     percentiles: dict[float, float]
 
 
+def in_ms(name: str, summary: Summary) -> dict[str, float]:
+    """The figures of a summary in seconds under the names that reports give them, such as p99_ttft_ms."""
+    values = {"mean": summary.mean, "median": summary.median, "std": summary.std}
+    values |= {f"p{percent:g}": value for percent, value in summary.percentiles.items()}
+    return {f"{figure}_{name}_ms": value * 1e3 for figure, value in values.items()}
+
+
 def summarize(values: Sequence[float], percents: Sequence[float]) -> Summary | None:
     """What a report says of some values; None if there are none."""
     if not values:

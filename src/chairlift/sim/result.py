@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift.core.types import Finish, FinishReason
 from chairlift.metrics.counted import Counted
-from chairlift.metrics.latency import Summary, e2e, summarize, tpot, ttft
+from chairlift.metrics.latency import Summary, e2e, in_ms, summarize, tpot, ttft
 from chairlift.sim.replica import Replica
 from chairlift.sim.served import Served, token_times
 
@@ -150,11 +150,7 @@ def figures(
         "num_preemptions": sum(s.num_preemptions for s in stats),
     }
     for name, summary in latencies(result, percents).items():
-        values[f"mean_{name}_ms"] = summary.mean * 1e3
-        values[f"median_{name}_ms"] = summary.median * 1e3
-        values[f"std_{name}_ms"] = summary.std * 1e3
-        for percent, value in summary.percentiles.items():
-            values[f"p{percent:g}_{name}_ms"] = value * 1e3
+        values |= in_ms(name, summary)
     if limits_ms:
         num_good = sum(is_good(served, limits_ms) for served in result.served)
         values["goodput"] = per_s(num_good)

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import msgspec
 
 from chairlift.core.errors import ChairliftError, InvalidOption
-from chairlift.core.policy import BatchingName, OrderName, Policy, ReservationName
+from chairlift.core.policy import SETTINGS, BatchingName, OrderName, Policy, ReservationName, policy_of
 from chairlift.journal.options import DEFAULT_MAX_BYTES, DEFAULT_MAX_SEGMENTS, JournalOptions
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
@@ -128,23 +128,7 @@ class EngineOptions:
 
     def policy(self) -> Policy:
         """What the scheduler is told of all this."""
-        wait_ms = self.max_batch_wait_ms
-        return Policy(
-            batching=self.batching,
-            max_batch_wait_s=None if wait_ms is None else wait_ms / 1e3,
-            kv_reservation=self.kv_reservation,
-            enable_chunked_prefill=self.enable_chunked_prefill,
-            prefill_first=self.prefill_first,
-            scheduling_policy=self.scheduling_policy,
-            weights=dict(self.tenant_weights),
-            priority_ageing_s=self.priority_ageing_s,
-            long_prefill_token_threshold=self.long_prefill_token_threshold,
-            watermark=self.watermark,
-            max_bypass=self.max_bypass,
-            itl_objective_s=self.itl_objective_ms / 1e3,
-            ttft_objective_s=self.ttft_objective_ms / 1e3,
-            max_step_s=MAX_STEP_S,
-        )
+        return policy_of({name: getattr(self, name) for name in SETTINGS}, max_step_s=MAX_STEP_S)
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
