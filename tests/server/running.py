@@ -31,6 +31,8 @@ from server.fake_text import FakeText
 from server.fake_worker import FakeOptions, FakeWorker
 
 TIMEOUT_S = 10.0
+NUM_THREADS = 2
+"""Of the pool that reads large bodies and tokenises, as in `chairlift serve`."""
 
 
 class RunningServer:
@@ -52,7 +54,7 @@ class RunningServer:
         self.http: HttpServer
         self.port = 0
         self.baseline_tasks = 0
-        self._pool = ThreadPoolExecutor(2)
+        self._pool = ThreadPoolExecutor(NUM_THREADS)
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def start(self) -> None:
@@ -105,6 +107,24 @@ class RunningServer:
         self._thread.join(TIMEOUT_S)
         self._pool.shutdown()
         self.loop.close()
+
+    @contextlib.contextmanager
+    def held_pool(self) -> Iterator[Callable[[], int]]:
+        """No thread of the pool is free meanwhile. Gives what says how many tasks wait for one."""
+        gate = threading.Event()
+        standing = threading.Barrier(NUM_THREADS + 1)
+
+        def stand() -> None:
+            standing.wait(TIMEOUT_S)
+            gate.wait(TIMEOUT_S)
+
+        for _ in range(NUM_THREADS):
+            self._pool.submit(stand)
+        standing.wait(TIMEOUT_S)
+        try:
+            yield self._pool._work_queue.qsize
+        finally:
+            gate.set()
 
     def run(self, coroutine: Any) -> Any:
         """Run a coroutine on the server's loop."""

@@ -356,7 +356,12 @@ def test_src_triton_8658_a_queue_that_is_full_at_any_stage_gives_an_error_and_ne
     with serving(text, **caps(max_num_queued_reqs=3)) as server:
         large = {"prompt": "gated " + "x" * 1000, "metadata": {"padding": "y" * 20_000}} | SHORT
         with ThreadPoolExecutor(16) as threads, occupied(server):
-            tokenising = [threads.submit(ask, server, **large) for _ in range(3)]  # two threads, and one behind them
+            # All three are parsed before the first is tokenised, or the third would wait unread behind two that stand.
+            with server.held_pool() as num_held_back:
+                tokenising = [
+                    threads.submit(ask, server, **large) for _ in range(3)
+                ]  # two threads, and one behind them
+                until(lambda: num_held_back() == 3)
             until(lambda: text.num_inside == 2 and server.admission.num_queued == 3)
             assert [status for status, _ in threads.map(lambda _: ask(server), range(8))] == [429] * 8
             assert [status for status, _ in threads.map(lambda _: ask(server, stream=True), range(4))] == [429] * 4
