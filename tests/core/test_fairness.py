@@ -15,8 +15,10 @@ from forcing import preempt
 SHAPE = CacheShape(256, 4)
 
 
-def make_engine(max_num_seqs: int = 4, budget: int = 64, weights: dict[str, float] | None = None) -> Engine:
-    policy = Policy(scheduling_policy="fair", weights=weights or {})
+def make_engine(
+    max_num_seqs: int = 4, budget: int = 64, weights: dict[str, float] | None = None, charges_ahead: bool = True
+) -> Engine:
+    policy = Policy(scheduling_policy="fair", weights=weights or {}, charges_ahead=charges_ahead)
     scheduler = Scheduler(Limits(max_num_seqs, budget, 200), SHAPE, vocab_size=VOCAB_SIZE, policy=policy)
     return Engine(scheduler, FakeExecutor(SHAPE))
 
@@ -125,3 +127,32 @@ def test_names_that_nobody_uses_are_forgotten_and_those_served_most_are_the_last
     assert len(counters.service) < MAX_IDLE_COUNTERS * 0.6
     assert str(MAX_IDLE_COUNTERS) in counters.service
     assert "1" not in counters.service
+
+
+def test_as_published_output_is_charged_as_it_comes() -> None:
+    """A block ahead at most; in the end it is the same."""
+    charged, ended = [], []
+    for charges_ahead in (True, False):
+        engine = make_engine(charges_ahead=charges_ahead)
+        engine.add(ask(1, "a"))
+        step(engine)
+        charged.append(served(engine)["a"])
+        while engine.has_work:
+            step(engine)
+        ended.append(served(engine)["a"])
+    assert charged == [10 + 2 * 10, 10 + 2 * (1 + SHAPE.block_size)]
+    assert ended == [30.0, 30.0]
+
+
+def test_as_published_a_newcomer_is_lifted_to_the_least_of_those_who_wait() -> None:
+    counters = Counters({}, charges_ahead=False)
+    counters.enter("a")
+    counters.enter("b")
+    counters.charge("a", 500.0)
+    counters.charge("b", 300.0)
+    counters.enter("c")
+    assert counters.service["c"] == 300.0
+    for name in "abc":
+        counters.join(name)
+    counters.enter("d")
+    assert counters.service["d"] == 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -46,8 +47,8 @@ def test_nobody_holds_nothing() -> None:
     assert peak_tokens([]) == 0
 
 
-@pytest.mark.parametrize("values", [(0, 0), (-1, 0), (10, -1)])
-def test_what_makes_no_sense_is_refused(values: tuple[int, int]) -> None:
+@pytest.mark.parametrize("values", [(0, 0), (-1, 0), (10, -1), (10, 0, -1)])
+def test_what_makes_no_sense_is_refused(values: tuple[int, ...]) -> None:
     with pytest.raises(InvalidOption):
         PeakTokens(*values)
 
@@ -106,6 +107,17 @@ def test_more_run_than_with_the_longest_kept_and_nobody_is_preempted() -> None:
     assert len(result.completed) == 60
     assert result.replicas[0].scheduler.stats().num_preemptions == 0
     assert grown.replicas[0].scheduler.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize(("owners", "fit"), [("aaaaa", 4), ("ababa", 4), ("abcde", 3)])
+def test_each_principal_takes_room_besides(owners: str, fit: int) -> None:
+    """Of 100 tokens each takes 10: three of 19 fit beside three principals, a fourth beside two."""
+    pool, rule = Pool(), PeakTokens(POOL, owner_tokens=10)
+    policy = Policy(prefill_first=True, watermark=0.0, max_bypass=0)
+    setup = EngineSetup(cost=COST, num_blocks=200, block_size=1, policy=policy, join_rule=rule)
+    workload = [replace(asked(0.0, 10, 10, content), principal=owner) for content, owner in enumerate(owners, 1)]
+    simulate(workload, [setup.replica("engine", on_step=pool)], RoundRobin())
+    assert pool.joins[0] == fit
 
 
 def test_joins_are_so_many_decodes_apart() -> None:

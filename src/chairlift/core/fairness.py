@@ -12,6 +12,9 @@ that comes free until those are full, and the gap would swing by what all slots 
 
 Who had nothing waiting is lifted to about where the others stand: service not asked for is not saved up.
 
+With `charges_ahead` off, counters are those that were published, swings and all: for comparing with engines that have
+these.
+
 Source: Virtual Token Counter, Sheng et al. 2024, arXiv:2401.00588, and its variant with predicted lengths; start tags
 and the clock from fair queueing of packets, Goyal et al. 1996; the hierarchy is ours.
 """
@@ -38,10 +41,11 @@ EVERYBODY = "\0"
 class Counters:
     """Service by name, and who has something in flight, and who waits."""
 
-    __slots__ = ("_clock", "_floor", "_weights", "active", "service", "waiting")
+    __slots__ = ("_charges_ahead", "_clock", "_floor", "_weights", "active", "service", "waiting")
 
-    def __init__(self, weights: Mapping[str, float]) -> None:
+    def __init__(self, weights: Mapping[str, float], *, charges_ahead: bool = True) -> None:
         self._weights = dict(weights)
+        self._charges_ahead = charges_ahead
         self.service: dict[str, float] = {}
         self.active: dict[str, int] = {}
         """Sequences in flight by name; names with some only."""
@@ -55,11 +59,16 @@ class Counters:
     def enter(self, name: str) -> None:
         """One more sequence of `name` waits; a name that had none waiting is lifted to where the others stood lately.
 
-        That is a request below those who join all the time, so that a newcomer goes before their next.
+        That is a request below those who join all the time, so that a newcomer goes before their next. As published,
+        to the least of those who wait, and not at all where nobody does.
         """
         if name not in self.waiting:
-            floor = min((self.service[one] for one in self.waiting), default=self._floor)
-            self.service[name] = max(self.service.get(name, 0.0), min(floor, self._floor))
+            others = [self.service[one] for one in self.waiting]
+            if self._charges_ahead:
+                floor = min(others, default=self._floor)
+                self.service[name] = max(self.service.get(name, 0.0), min(floor, self._floor))
+            else:
+                self.service[name] = max(self.service.get(name, 0.0), min(others, default=0.0))
         self.waiting[name] = self.waiting.get(name, 0) + 1
         self.active[name] = self.active.get(name, 0) + 1
 
@@ -95,10 +104,21 @@ class Counters:
 class Service:
     """What everybody has been served: counters of principals, and of the tenants of each."""
 
-    __slots__ = ("_input_weight", "_mean_outputs", "_output_weight", "_tenant_weights", "principals", "tenants")
+    __slots__ = (
+        "_charges_ahead",
+        "_input_weight",
+        "_mean_outputs",
+        "_output_weight",
+        "_tenant_weights",
+        "principals",
+        "tenants",
+    )
 
-    def __init__(self, weights: Mapping[str, float], input_weight: float, output_weight: float) -> None:
-        self.principals = Counters(weights)
+    def __init__(
+        self, weights: Mapping[str, float], input_weight: float, output_weight: float, *, charges_ahead: bool = True
+    ) -> None:
+        self.principals = Counters(weights, charges_ahead=charges_ahead)
+        self._charges_ahead = charges_ahead
         self.tenants: dict[str, Counters] = {}
         """By principal."""
         self._tenant_weights = weights
@@ -112,7 +132,7 @@ class Service:
         principal, tenant = sequence.owner
         self.principals.enter(principal)
         if principal not in self.tenants:
-            self.tenants[principal] = Counters(self._tenant_weights)
+            self.tenants[principal] = Counters(self._tenant_weights, charges_ahead=self._charges_ahead)
         self.tenants[principal].enter(tenant)
 
     def join(self, sequence: Sequence, num_inputs: int) -> None:
@@ -122,6 +142,8 @@ class Service:
         expected = means.get(sequence.owner[0], means.get(EVERYBODY, FIRST_EXPECTED_TOKENS))
         sequence.tag = self.principals.service[sequence.owner[0]]
         sequence.paid_inputs = num_inputs
+        if not self._charges_ahead:
+            expected = 1
         sequence.paid_outputs = max(1, min(sequence.end - sequence.num_prompt, round(expected)))
         self._charge(sequence, num_inputs, sequence.paid_outputs)
 

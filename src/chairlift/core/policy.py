@@ -39,6 +39,9 @@ class Policy:
     input_token_weight: float = 1.0
     output_token_weight: float = 2.0
     """What a token counts as service under `fair`. Source: the costs used by Sheng et al. 2024 (VTC)."""
+    charges_ahead: bool = True
+    """Under `fair`, who joins is charged at once for as much output as is expected. False, as published for VTC: output
+    is charged as it comes, and who had nothing waiting is lifted to the least service of those who wait."""
     priority_ageing_s: float = 60.0
     """A request that has waited so long counts as one level of priority better, as often as it takes to reach the best
     level that waits. 0: never."""

@@ -92,7 +92,12 @@ class Scheduler:
         self._service: Service | None = None
         make_line: Callable[[], Line] = Sorted
         if policy.scheduling_policy == "fair":
-            service = Service(policy.weights, policy.input_token_weight, policy.output_token_weight)
+            service = Service(
+                policy.weights,
+                policy.input_token_weight,
+                policy.output_token_weight,
+                charges_ahead=policy.charges_ahead,
+            )
             self._service = service
             make_line = partial(Fair, service)
         self._waiting = Waiting(make_line, policy.priority_ageing_s)

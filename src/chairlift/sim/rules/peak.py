@@ -23,18 +23,20 @@ class PeakTokens:
     """Lets one join if the cache has room for all that those who run and it can hold at one time.
 
     `num_tokens` is what the cache holds. After a join nobody else joins until those who joined then have decoded
-    `decodes_between` steps; in the same step others may.
+    `decodes_between` steps; in the same step others may. Each principal who has something in the cache takes
+    `owner_tokens` of it besides: S-LoRA keeps adapters there, and counts four tokens for each of their ranks.
 
     Raises:
-        InvalidOption: a cache that holds nothing, or a negative number of steps.
+        InvalidOption: a cache that holds nothing, or a negative number of steps or tokens.
     """
 
     num_tokens: int
     decodes_between: int = 0
+    owner_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 1 or self.decodes_between < 0:
-            raise InvalidOption("a peak is of at least 1 token, and the steps between joins are at least 0")
+        if self.num_tokens < 1 or self.decodes_between < 0 or self.owner_tokens < 0:
+            raise InvalidOption("a peak is of at least 1 token, and all else about it at least 0")
 
     def __call__(self, candidate: Sequence, running: list[Sequence]) -> bool:
         if self.decodes_between:
@@ -42,7 +44,10 @@ class PeakTokens:
             # The first output token came with the prompt.
             if decoded and min(decoded) <= self.decodes_between:
                 return False
-        return peak_tokens(_held(s) for s in (*running, candidate)) < self.num_tokens
+        room = self.num_tokens
+        if self.owner_tokens:
+            room -= self.owner_tokens * len({s.owner[0] for s in (*running, candidate)})
+        return peak_tokens(_held(s) for s in (*running, candidate)) < room
 
 
 def _held(sequence: Sequence) -> tuple[int, int]:
