@@ -41,7 +41,7 @@ def kernels(traces: Path) -> None:
         model = transformer_named("qwen3-32b" if "Qwen" in name else "llama-3.1-8b")
         steps = steps_of_profile(traces / "llmservingsim" / "profile" / name, model.num_layers)
         print(f"\n{name}: kernel profile, contexts up to 4,096, held out (expected: decode 2-4 %, mixed 4-8 %)")
-        print(table(dict(calibrate(steps).errors)))
+        print(table(dict(calibrate(steps, source="profile").errors)))
         device = device_named("rtx-4090" if "4090" in name else "rtx-pro-6000")
         print("by the data sheet, uncalibrated")
         print(table(errors_of(smooth_roofline(model, device).of_shape, steps)))

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from chairlift.bench.in_process import Listener, Loop, Recording, serve
-from chairlift.cli.compare_batching import EngineThread
+from chairlift.cli.in_process import EngineThread
 from chairlift.core.policy import Policy
 from chairlift.core.types import Request, SamplingParams
 from chairlift.metrics.latency import percentile

@@ -12,7 +12,7 @@ import pytest
 
 from chairlift.bench.compare_batching import Traffic
 from chairlift.bench.load import Load
-from chairlift.cli.compare_batching import EngineThread, Progress
+from chairlift.cli.in_process import EngineThread, Progress
 from chairlift.cli.main import main
 from chairlift.core.engine import Engine, Observer
 from chairlift.core.errors import ChairliftError, EngineDead

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import StepPlan
+from chairlift.metrics.latency import percentile
 from chairlift.sim.calibrate.calibration import Calibration, calibrate, decode, encode, load_calibration, noise_of
 from chairlift.sim.calibrate.fit import fit
 from chairlift.sim.calibrate.measured import Measured, error_of, errors_of, medians, table
@@ -263,3 +264,26 @@ def test_the_host_does_not_count_where_no_gap_was_seen() -> None:
     host = calibration.coefficients.host
     assert host.step_s == pytest.approx(0.01) and host.row_s == pytest.approx(0.0, abs=1e-9)
     assert max(error.mean for error in calibration.errors.values()) < 0.01
+
+
+# ---------------------------------------------------------------- a machine that others use too
+
+
+def test_disturbed_steps_bend_nothing_and_make_all_of_it_longer() -> None:
+    """A third of the small steps take 1.8 times as long: what the others say stays, and the total comes out right."""
+    ordinary = steps_by(TRUTH, drawn_shapes(600, seed=5), noise=0.01)
+    small = [n for n, step in enumerate(ordinary) if step.shape.num_tokens < 20]
+    disturbed = list(ordinary)
+    for n in small[::3]:
+        disturbed[n] = replace(ordinary[n], step_s=1.8 * ordinary[n].step_s)
+    used = [step for step in disturbed if step.group % 4 != 3]
+    lengthening = sum(step.step_s for step in used) / sum(TRUTH.of_shape(step.shape) for step in used)
+
+    def ratios(cost: SmoothCost) -> list[float]:
+        return sorted(cost.of_shape(step.shape) / TRUTH.of_shape(step.shape) for step in ordinary)
+
+    robust = ratios(SmoothCost(calibrate(disturbed).coefficients))
+    by_squares = ratios(fit(used))
+    assert percentile(robust, 50.0) == pytest.approx(lengthening, rel=0.01)
+    assert percentile(robust, 95.0) - percentile(robust, 5.0) < 0.03
+    assert percentile(by_squares, 95.0) - percentile(by_squares, 5.0) > 0.08

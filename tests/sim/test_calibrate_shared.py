@@ -31,7 +31,9 @@ def test_kernel_profiles_are_fitted_within_the_error_that_is_expected(traces: Pa
     """Steps that were kept from the fit: 2 to 4 % of pure decode, 4 to 8 % of mixed steps; half of those within 4 %."""
     for name in PROFILES:
         num_layers = 64 if "Qwen3-32B" in name else 32
-        errors = calibrate(steps_of_profile(traces / "llmservingsim" / "profile" / name, num_layers)).errors
+        errors = calibrate(
+            steps_of_profile(traces / "llmservingsim" / "profile" / name, num_layers), source="profile"
+        ).errors
         assert errors["decode"].mean < 0.025, (name, errors)
         assert errors["prefill"].mean < 0.04, (name, errors)
         assert errors["mixed"].mean < 0.07 and errors["mixed"].median < 0.04, (name, errors)

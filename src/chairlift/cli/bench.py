@@ -1,6 +1,6 @@
 """`chairlift bench`: serve (load on a server), throughput (offline), sweep (servers with different settings).
 
-`compare-batching` has a module of its own.
+`compare-batching` and `fidelity` have modules of their own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from chairlift.cli import bench_flags as flags
-from chairlift.cli import compare_batching
+from chairlift.cli import compare_batching, fidelity
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.results import check_path, write_json
@@ -48,6 +48,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_throughput(forms)
     _add_sweep(forms)
     compare_batching.add_form(forms)
+    fidelity.add_form(forms)
 
 
 def _add_serve(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

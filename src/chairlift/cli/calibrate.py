@@ -7,8 +7,6 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +20,10 @@ from chairlift.core.errors import InvalidJournal, InvalidOption
 if TYPE_CHECKING:
     from chairlift.sim.calibrate.calibration import Calibration
     from chairlift.sim.calibrate.measured import Measured
+    from chairlift.sim.calibrate.sweep import Rig
+    from chairlift.worker.build import LoadedModel
     from chairlift.worker.options import EngineOptions
 
-SWEEP_SHARE = 0.7
-"""Of the time; the rest is traffic through the scheduler."""
 DEFAULT_SECONDS = 60.0
 MIN_SECONDS = 1.0
 STRANGE_NOISE = 0.15
@@ -159,58 +157,56 @@ def summary(calibration: Calibration) -> str:
 
 
 def _measure(options: EngineOptions, seconds: float, max_context: int) -> Calibration:
-    from chairlift.core.types import SamplingParams
-    from chairlift.executors.openvino.buckets import buckets_up_to
-    from chairlift.sim.calibrate.calibration import calibrate, noise_of
-    from chairlift.sim.calibrate.fit import fit
-    from chairlift.sim.calibrate.measured import medians
-    from chairlift.sim.calibrate.sweep import Rig, sweep
-    from chairlift.sim.calibrate.traffic import Listener, run_traffic
+    from chairlift.sim.calibrate.measuring import calibration_of, observe
     from chairlift.worker.build import load
 
     with loading(options.model, sys.stderr):
         loaded = load(options)
-    vocab_size = loaded.model.config.vocab_size
-    defaults: dict[str, Any] = dict(loaded.text.sampling_defaults)
-    params = replace(SamplingParams(**defaults), max_tokens=1 << 20, ignore_eos=True)
-    rig = Rig(loaded.executor, loaded.limits, loaded.executor.cache_shape, vocab_size, params, time.perf_counter)
-    with _saying("Measuring steps of every kind"):
-        repeats = list(sweep(rig, seconds * SWEEP_SHARE, max_context=max_context))
-    shapes = medians(repeats)
-    listener = Listener()
-    with _saying("Measuring traffic"):
-        run_traffic(
-            loaded.engine(options.policy(), observer=listener),
-            loaded.limits,
-            lambda num_tokens: replace(params, max_tokens=num_tokens),
-            vocab_size,
-            time.perf_counter,
-            seconds * (1.0 - SWEEP_SHARE),
-        )
-    steps = shapes + list(listener.measured(first_group=1 + max(step.group for step in shapes)))
-    sizes = tuple(buckets_up_to(loaded.limits.max_num_batched_tokens))
-    return calibrate(
-        steps,
-        token_sizes=sizes,
-        noise=noise_of(repeats, fit(shapes, token_sizes=sizes)),
-        source="sweep",
-        machine=machine_words(),
-        engine={name: getattr(options, name) for name in ENGINE_FIELDS}
-        | {
-            "max_num_batched_tokens": loaded.limits.max_num_batched_tokens,
-            "max_model_len": loaded.limits.max_model_len,
-            "num_blocks": rig.cache_shape.num_blocks,
-            "block_size": rig.cache_shape.block_size,
-        },
+    observed = observe(
+        rig_of(loaded),
+        lambda listener: loaded.engine(options.policy(), observer=listener),
+        seconds,
+        max_context=max_context,
+        say=_say,
+    )
+    return calibration_of(
+        [observed], token_sizes(loaded), machine=machine_words(), engine=engine_words(options, loaded)
     )
 
 
-@contextmanager
-def _saying(what: str) -> Iterator[None]:
-    """A line on the terminal while the block runs."""
+def _say(what: str) -> None:
+    """A line on the terminal."""
     if sys.stderr.isatty():
-        print(f"{what} ...", file=sys.stderr, flush=True)
-    yield
+        print(f"Measuring {what} ...", file=sys.stderr, flush=True)
+
+
+def rig_of(loaded: LoadedModel) -> Rig:
+    """The model's executor for a sweep, on the wall clock; tokens are sampled as the model wants it."""
+    from chairlift.core.types import SamplingParams
+    from chairlift.sim.calibrate.sweep import Rig
+
+    defaults: dict[str, Any] = dict(loaded.text.sampling_defaults)
+    params = replace(SamplingParams(**defaults), max_tokens=1 << 20, ignore_eos=True)
+    executor = loaded.executor
+    return Rig(executor, loaded.limits, executor.cache_shape, loaded.model.config.vocab_size, params, time.perf_counter)
+
+
+def token_sizes(loaded: LoadedModel) -> tuple[int, ...]:
+    """Sizes that the executor pads steps to."""
+    from chairlift.executors.openvino.buckets import buckets_up_to
+
+    return tuple(buckets_up_to(loaded.limits.max_num_batched_tokens))
+
+
+def engine_words(options: EngineOptions, loaded: LoadedModel) -> dict[str, Any]:
+    """What a calibration tells of the engine that was measured."""
+    shape = loaded.executor.cache_shape
+    return {name: getattr(options, name) for name in ENGINE_FIELDS} | {
+        "max_num_batched_tokens": loaded.limits.max_num_batched_tokens,
+        "max_model_len": loaded.limits.max_model_len,
+        "num_blocks": shape.num_blocks,
+        "block_size": shape.block_size,
+    }
 
 
 def machine_words() -> dict[str, str]:

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
 
 from chairlift.bench import compare_batching as bench
-from chairlift.bench.in_process import INTERVAL_S, Listener, Loop, Show
-from chairlift.bench.load import Load
-from chairlift.bench.progress import line
-from chairlift.bench.status_line import StatusLine
+from chairlift.bench.in_process import Listener, Loop
+from chairlift.cli.in_process import EngineThread, Progress
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.results import check_path, write_json
-from chairlift.core.engine import Engine
-from chairlift.core.errors import ChairliftError, EngineDead, InvalidOption
+from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
-from chairlift.core.types import Request
-from chairlift.wire import Add, Drain, Refused, Step
-from chairlift.worker.loop import EngineLoop
 
 MAX_NUM_SEQS = 64
 """Slots unless told otherwise: more make a held batch longer still."""
-STOP_TIMEOUT_S = 10.0
 
 
 def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -145,71 +135,3 @@ def run(arguments: argparse.Namespace) -> int:
         figures = bench.to_json(traffic, rate, capacity, max_num_seqs, rows) | {"model": loaded.model.name}
         write_json(arguments.output_json, figures)
     return 0
-
-
-class Progress:
-    """How far the run of a policy is, on one line of a terminal."""
-
-    def __init__(self, terminal: TextIO | None, clock: Callable[[], float]) -> None:
-        self._terminal = terminal
-        self._clock = clock
-
-    def of(self, batching: str) -> Show:
-        """What shows the run of a policy."""
-        status, seen = StatusLine(self._terminal, self._clock, INTERVAL_S), 0
-
-        def show(load: Load, num_tokens: int) -> None:
-            nonlocal seen
-            passed_s = status.due()
-            if passed_s is None:
-                return
-            rate, seen = (num_tokens - seen) / passed_s, num_tokens
-            status.show(f"{batching}: {line(load, self._clock(), rate)}")
-
-        return show
-
-    def clear(self) -> None:
-        """Take the line away."""
-        StatusLine(self._terminal, self._clock, INTERVAL_S).show("")
-
-
-class EngineThread:
-    """Runs an engine's loop on a thread, until what came before `close` is served."""
-
-    def __init__(self, engine: Engine, listener: Listener, clock: Callable[[], float]) -> None:
-        self._listener = listener
-        self._failure: Exception | None = None
-        self._loop = EngineLoop(engine, clock, self._take)
-        self._thread = threading.Thread(target=self._run, name="chairlift-engine", daemon=True)
-        self._thread.start()
-
-    def add(self, request: Request) -> None:
-        self._loop.submit(Add(request))
-
-    def close(self) -> None:
-        self._loop.submit(Drain())
-
-    def stop(self) -> None:
-        self._loop.stop()
-        self._thread.join(STOP_TIMEOUT_S)
-
-    def wait(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
-            return False
-        if self._failure is not None:
-            raise self._failure
-        return True
-
-    def _run(self) -> None:
-        try:
-            self._loop.run()
-        except Exception as error:
-            self._failure = EngineDead(f"the engine broke: {type(error).__name__}: {error}")
-
-    def _take(self, message: Refused | Step) -> None:
-        if isinstance(message, Refused):
-            self._failure = ChairliftError(message.message)
-            self._loop.stop()
-        elif message.ids or message.finishes:
-            self._listener.on_tokens(message.ids, message.finishes, message.now)

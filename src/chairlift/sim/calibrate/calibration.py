@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ import msgspec
 
 from chairlift.core.errors import InvalidOption
 from chairlift.metrics.latency import percentile
-from chairlift.sim.calibrate.fit import OUTLIER, fit
+from chairlift.sim.calibrate.fit import OUTLIER, fit, fit_host, level
 from chairlift.sim.calibrate.measured import Measured, RegimeError, error_of
 from chairlift.sim.cost.model import CostModel
 from chairlift.sim.cost.noise import NoisyCost
@@ -64,6 +64,7 @@ class Calibration:
 def calibrate(
     steps: Sequence[Measured],
     *,
+    traffic: Sequence[Measured] = (),
     token_sizes: tuple[int, ...] = (),
     prior: Coefficients | None = None,
     noise: float | None = None,
@@ -73,22 +74,37 @@ def calibrate(
 ) -> Calibration:
     """Fit three quarters of the steps and check with the rest. Without a `noise` it is taken from the steps too.
 
+    Where steps were made on purpose, `traffic` are others as a scheduler makes them, one right after the other: what
+    lies between them is fitted to these. Steps of a machine (not of a profile) may have been disturbed: most of them
+    are fitted, and then everything is made longer by as much as all together were.
+
     Raises:
         InvalidOption: too few steps.
     """
-    used = [step for step in steps if step.group % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
-    held = [step for step in steps if step.group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
-    cost = fit(used, token_sizes=token_sizes, prior=prior)
+    used, held = _divided(steps)
+    known, unknown = _divided(traffic)
+    cost = fit(used, token_sizes=token_sizes, prior=prior, robust=source != "profile")
+    used, held = used + known, held + unknown
+    if source != "profile":
+        slower = cost.coefficients.times(level(_without_host(cost), used))
+        cost = SmoothCost(replace(slower, host=fit_host(used)))
     return Calibration(
         coefficients=cost.coefficients,
         spans=spans_of(step.shape for step in used),
         errors=held_out_errors(held, cost),
         noise=noise_of(used, cost) if noise is None else noise,
-        num_steps=len(steps),
+        num_steps=len(steps) + len(traffic),
         source=source,
         machine=machine or {},
         engine=engine or {},
     )
+
+
+def _divided(steps: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+    """Steps for the fit, and those that are kept from it."""
+    used = [step for step in steps if step.group % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    held = [step for step in steps if step.group % HELD_OUT_EVERY == HELD_OUT_EVERY - 1]
+    return used, held
 
 
 def held_out_errors(steps: Iterable[Measured], cost: SmoothCost) -> dict[Regime, RegimeError]:

@@ -12,7 +12,7 @@ others, and the search over these two is all that is not linear. Errors count re
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -36,6 +36,10 @@ FEW_STEPS = 12
 """So few steps of a regime say nothing about its coefficients."""
 OUTLIER = 3.0
 """A step that took so many times what is predicted for it was disturbed: it says nothing about the others."""
+ORDINARY = 1.5
+"""Times the median error: what is further off counts by its distance, not by the square of it. On a shared machine
+steps are often longer than they should be and never shorter."""
+REFITS = 6
 PULL = 1e-6
 """Of coefficients towards their priors, relative to what the steps say: felt where these say nothing."""
 NUM_BODY, NUM_ROWS, NUM_CHUNKS = 3, 3, 6
@@ -71,9 +75,15 @@ class _Table:
 
 
 def fit(
-    steps: Sequence[Measured], *, token_sizes: tuple[int, ...] = (), prior: Coefficients | None = None
+    steps: Sequence[Measured],
+    *,
+    token_sizes: tuple[int, ...] = (),
+    prior: Coefficients | None = None,
+    robust: bool = False,
 ) -> SmoothCost:
     """The coefficients that fit the steps best; those that no step tells anything about are the prior's.
+
+    `robust` where steps may have been disturbed: it is then most of them that are fitted, whatever the others took.
 
     `token_sizes` are those that the executor pads steps to. Without a prior, what was not measured is taken to cost
     what is most like it: decodes beside chunks what decodes alone do, cached tokens before a chunk what its own do.
@@ -86,7 +96,7 @@ def fit(
     best: tuple[float, Coefficients] | None = None
     for tile in TILES:
         table = _table_of(steps, token_sizes, tile)
-        loss, coefficients = _fit_body(table, tile, token_sizes, prior)
+        loss, coefficients = _fit_body(table, tile, token_sizes, prior, robust)
         if best is None or loss < best[0] * (1.0 - 1e-3):
             best = loss, coefficients
         if not table.has_chunks.any():
@@ -97,15 +107,15 @@ def fit(
     if prior is None and not any(start for step in steps for start, _, _ in step.shape.chunks):
         coefficients = replace(coefficients, chunks=_like_their_own(coefficients))
     table = _table_of(steps, token_sizes, coefficients.chunks.tile)
-    coefficients = replace(coefficients, mixed=_fit_mixed(table, coefficients, prior))
-    return SmoothCost(replace(coefficients, host=_fit_host(steps)))
+    coefficients = replace(coefficients, mixed=_fit_mixed(table, coefficients, prior, robust))
+    return SmoothCost(replace(coefficients, host=fit_host(steps)))
 
 
 # ---------------------------------------------------------------- stage 1
 
 
 def _fit_body(
-    table: _Table, tile: int, sizes: tuple[int, ...], prior: Coefficients | None
+    table: _Table, tile: int, sizes: tuple[int, ...], prior: Coefficients | None, robust: bool
 ) -> tuple[float, Coefficients]:
     """Everything but decodes beside chunks, on steps that have none, or on all where those are too few."""
     mixed = table.has_chunks & (table.rows > 0.0)
@@ -134,11 +144,9 @@ def _fit_body(
             step /= 2.0
     # Then relative to what is predicted: dividing by what was measured favours steps that happened to be short.
     x = _solve(some, weights, knee, power, prior)[1]
-    for _ in range(3):
+    for _ in range(REFITS):
         predicted = _columns(some, knee, power) @ x
-        ordinary = some.seconds < OUTLIER * predicted
-        weights = np.where(ordinary, balance / np.maximum(predicted, 1e-9), 0.0)
-        loss, x = _solve(some, weights, knee, power, prior)
+        loss, x = _solve(some, balance * _trust(some.seconds, predicted, robust), knee, power, prior)
     values = [float(value) for value in x]
     decode = RowCosts(*values[NUM_BODY : NUM_BODY + NUM_ROWS])
     chunk_step_s, *chunk_values = values[NUM_BODY + 2 * NUM_ROWS :]
@@ -153,6 +161,18 @@ def _fit_body(
         mixed=RowCosts(chunk_step_s if table.has_chunks.any() else decode.step_s),
         chunks=_chunk_costs(chunk_values, tile),
     )
+
+
+def _trust(seconds: Floats, predicted: Floats, robust: bool) -> Floats:
+    """By what errors are multiplied: relative to the prediction; disturbed ones by 0, and large ones by less if robust
+    (Huber's loss)."""
+    predicted = np.maximum(predicted, 1e-9)
+    trust = np.where(seconds < OUTLIER * predicted, 1.0 / predicted, 0.0)
+    if robust:
+        off = np.abs(seconds / predicted - 1.0)
+        ordinary = max(ORDINARY * float(np.median(off)), 1e-6)
+        trust *= np.sqrt(np.minimum(1.0, ordinary / np.maximum(off, 1e-12)))
+    return np.asarray(trust)
 
 
 def _chunk_costs(values: Sequence[float], tile: int) -> ChunkCosts:
@@ -223,7 +243,7 @@ def _vector(c: Coefficients) -> Floats:
 # ---------------------------------------------------------------- stages 2 and 3
 
 
-def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None) -> RowCosts:
+def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None, robust: bool) -> RowCosts:
     """Rows and contexts of mixed steps, as what is left of these steps."""
     mixed = table.of(table.has_chunks & (table.rows > 0.0))
     if len(mixed.seconds) < FEW_STEPS:
@@ -241,14 +261,13 @@ def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None) -> Ro
     columns = np.column_stack([mixed.rows, mixed.contexts])
     weights = 1.0 / mixed.seconds
     x = np.zeros(2)
-    for _ in range(4):
+    for _ in range(REFITS):
         x = solve_nonnegative(columns * weights[:, None], (mixed.seconds - rest) * weights)
-        predicted = rest + columns @ x
-        weights = np.where(mixed.seconds < OUTLIER * predicted, 1.0 / predicted, 0.0)
+        weights = _trust(mixed.seconds, rest + columns @ x, robust)
     return RowCosts(c.mixed.step_s, float(x[0]), float(x[1]))
 
 
-def _fit_host(steps: Sequence[Measured]) -> HostCosts:
+def fit_host(steps: Iterable[Measured]) -> HostCosts:
     """A line through the gaps; those that are far longer than most are no gaps but pauses."""
     known = [(step.shape, step.gap_s) for step in steps if step.gap_s is not None]
     if len(known) < FEW_STEPS:
@@ -259,6 +278,19 @@ def _fit_host(steps: Sequence[Measured]) -> HostCosts:
     kept = gaps <= 10.0 * np.median(gaps) + 1e-6
     x = solve_nonnegative(columns[kept], gaps[kept])
     return HostCosts(float(x[0]), float(x[1]))
+
+
+def level(cost: SmoothCost, steps: Iterable[Measured]) -> float:
+    """How much longer steps took in all than predicted: what disturbs some of them, which a fit to most leaves out.
+
+    A step that was disturbed beyond measure counts as `OUTLIER` times its prediction. 1 without steps.
+    """
+    measured = predicted = 0.0
+    for step in steps:
+        seconds = cost.of_shape(step.shape, step.before)
+        measured += min(step.step_s, OUTLIER * seconds)
+        predicted += seconds
+    return measured / predicted if predicted else 1.0
 
 
 # ---------------------------------------------------------------- columns

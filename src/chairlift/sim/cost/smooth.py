@@ -30,6 +30,9 @@ class RowCosts:
     row_s: float = 0.0
     context_token_s: float = 0.0
 
+    def times(self, factor: float) -> RowCosts:
+        return RowCosts(self.step_s * factor, self.row_s * factor, self.context_token_s * factor)
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkCosts:
@@ -45,6 +48,16 @@ class ChunkCosts:
     prefix_token_s: float = 0.0
     tile_pair_s: float = 0.0
     tile: int = 64
+
+    def times(self, factor: float) -> ChunkCosts:
+        return ChunkCosts(
+            self.chunk_s * factor,
+            self.token_s * factor,
+            self.half_square_s * factor,
+            self.prefix_token_s * factor,
+            self.tile_pair_s * factor,
+            self.tile,
+        )
 
     def seconds(self, sums: ChunkSums) -> float:
         return (
@@ -80,6 +93,19 @@ class Coefficients:
     host: HostCosts = field(default_factory=HostCosts)
     change_s: float = 0.0
     """For a step padded to another size than the one before."""
+
+    def times(self, factor: float) -> Coefficients:
+        """Of a device so many times slower, beside the same host."""
+        return replace(
+            self,
+            weights_s=self.weights_s * factor,
+            token_s=self.token_s * factor,
+            output_s=self.output_s * factor,
+            change_s=self.change_s * factor,
+            decode=self.decode.times(factor),
+            mixed=self.mixed.times(factor),
+            chunks=self.chunks.times(factor),
+        )
 
 
 @dataclass(frozen=True, slots=True)
