@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import gzip
-import json
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+from chairlift.sim.calibrate.from_profile import steps_of_profile
 from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.cost import StepShape, Transformer
 
@@ -82,21 +82,8 @@ def sarathi(traces: Path) -> Sarathi:
 
 
 def vtc_steps(traces: Path) -> list[Measured]:
-    """Llama-2-7B on an A10G, as S-LoRA profiled itself: all prompts of a batch at once, then the mean decode step.
-
-    A step's time is linear in its context, so the mean step is one at the mean context.
-    """
-    profile = json.loads((traces / "vtc" / "cost_profile.json").read_text())
-    steps: list[Measured] = []
-    for num_input, outputs in ((int(key), value) for key, value in profile.items()):
-        for num_output, (rows, prefill_s, decode_s) in ((int(key), value) for key, value in outputs.items()):
-            prompts = ((0, num_input, True),) * rows
-            steps.append(Measured(StepShape(chunks=prompts), rows * prefill_s, group=len(steps)))
-            if num_output > 1:
-                context = rows * (num_input + num_output // 2)
-                step_s = rows * decode_s / (num_output - 1)
-                steps.append(Measured(StepShape(rows, context), step_s, group=len(steps)))
-    return steps
+    """Llama-2-7B on an A10G, as S-LoRA profiled itself."""
+    return steps_of_profile(traces / "vtc" / "cost_profile.json", 32)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:

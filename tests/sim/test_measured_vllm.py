@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from chairlift.sim.cost import HostCosts
-from measured_engines import fitted_host, off, vllm_result, vllm_runs
 from measured_runs import shared_traces
+from measured_vllm import fitted, off, vllm_result, vllm_runs
 
 TRACES = shared_traces()
 pytestmark = pytest.mark.skipif(TRACES is None, reason="../shared/traces is not there")
@@ -26,8 +26,7 @@ def test_every_statistic_is_within_a_twentieth(traces: Path) -> None:
     runs = vllm_runs(traces)
     assert runs
     for run in runs:
-        host = fitted_host(run)
-        for name, (measured, simulated) in off(run, vllm_result(run, run.kernels.with_host(host))).items():
+        for name, (measured, simulated) in off(run, vllm_result(run, fitted(run).cost)).items():
             assert simulated == pytest.approx(measured, rel=0.05), (run.name, name)
 
 

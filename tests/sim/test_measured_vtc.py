@@ -12,7 +12,8 @@ import pytest
 
 from chairlift.sim.cost import HostCosts
 from chairlift.sim.fleet import EngineSetup
-from measured_engines import (
+from measured_runs import shared_traces
+from measured_vtc import (
     VTC_HOST_S,
     Answered,
     VtcRun,
@@ -25,7 +26,6 @@ from measured_engines import (
     vtc_runs,
     vtc_setup,
 )
-from measured_runs import shared_traces
 
 TRACES = shared_traces()
 pytestmark = pytest.mark.skipif(TRACES is None, reason="../shared/traces is not there")
@@ -65,7 +65,7 @@ def check(measured: list[Answered], found: list[Answered], until: float) -> None
 def test_the_first_two_minutes(traces: Path, name: str) -> None:
     run = overload(traces, name)
     cost = vtc_cost(traces, HostCosts(VTC_HOST_S, overlaps=True))
-    check(run.answers, simulated(begun(run), vtc_setup(cost, run.order)), FIRST_S)
+    check(run.answers, simulated(begun(run), vtc_setup(cost, run)), FIRST_S)
 
 
 def test_in_fair_order_both_are_served_alike_and_in_that_of_arrival_as_they_ask(traces: Path) -> None:
@@ -73,7 +73,7 @@ def test_in_fair_order_both_are_served_alike_and_in_that_of_arrival_as_they_ask(
     cost = vtc_cost(traces)
     for name, ratio in (("VTC", 1.0), ("FCFS", 2.0)):
         run = overload(traces, name)
-        found = simulated(begun(run), vtc_setup(cost, run.order, reserves_max=True))
+        found = simulated(begun(run), vtc_setup(cost, run, reserves_max=True))
         for answers in (run.answers, found):
             service = served_by_then(answers, FIRST_S)
             assert service["1"] / service["0"] == pytest.approx(ratio, rel=0.1)
@@ -83,15 +83,19 @@ def test_in_fair_order_both_are_served_alike_and_in_that_of_arrival_as_they_ask(
 @pytest.mark.parametrize("by_rule", [True, False])
 @pytest.mark.parametrize("name", ["FCFS", "VTC"])
 def test_the_whole_run(traces: Path, name: str, by_rule: bool) -> None:
-    """With its rule about joins and the time that its server takes, fitted to one of the two runs; and with what of
-    ours is nearest to its rule, and nothing fitted."""
+    """With its rule about joins, its counters and the time that its server takes, fitted to the two runs; and with what
+    of ours is nearest to its rule, and nothing fitted."""
     run = overload(traces, name)
     cost = vtc_cost(traces, HostCosts(VTC_HOST_S, overlaps=True) if by_rule else None)
-    found = answered(vtc_result(run, vtc_setup(cost, run.order, reserves_max=not by_rule)))
+    found = answered(vtc_result(run, vtc_setup(cost, run, reserves_max=not by_rule)))
     assert len(found) == len(run.answers)
     check(run.answers, found, run.duration_s)
     assert tokens_per_s(found) == pytest.approx(tokens_per_s(run.answers), rel=TOLERANCE)
-    if run.order == "fair":
-        assert largest_gap(found, run.duration_s) < largest_gap(run.answers, run.duration_s)
+    gap, measured = largest_gap(found, run.duration_s), largest_gap(run.answers, run.duration_s)
+    if run.scheduling.order == "fcfs":
+        assert gap == pytest.approx(measured, rel=0.05)
+    elif by_rule:
+        # The published counters swing, and so did the measured ones.
+        assert 0.6 * measured < gap < 1.5 * measured
     else:
-        assert largest_gap(found, run.duration_s) == pytest.approx(largest_gap(run.answers, run.duration_s), rel=0.05)
+        assert gap < measured

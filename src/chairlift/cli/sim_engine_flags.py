@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +29,7 @@ from chairlift.sim.cost import (
 )
 from chairlift.sim.cost.plain import PlainCost
 from chairlift.sim.cost.roofline import TOKEN_BYTES
+from chairlift.sim.cost.scaled import scaled
 from chairlift.sim.fleet import EngineSetup
 from chairlift.sim.router import ROUTERS
 from chairlift.sim.rules.peak import PeakTokens
@@ -92,6 +94,21 @@ def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="let one join if the most that all hold at one time fits into the cache, so that nobody is preempted, and "
         "the next only after so many decode steps (default: 0), as LightLLM and S-LoRA do with 10",
     )
+    group.add_argument(
+        "--adapter-tokens",
+        type=count,
+        default=0,
+        metavar="TOKENS",
+        help="with --join-by-peak: of the cache, for each principal who runs besides: 32 in S-LoRA, 4 for each of 8 "
+        "ranks of an adapter (default: %(default)s)",
+    )
+    group.add_argument(
+        "--charge-ahead",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="under fair scheduling, charge who joins for as much output as is expected; without, as it comes, as "
+        "published for VTC (default: on)",
+    )
     add_policy_flags(parser)
     _add_cost_flags(parser)
 
@@ -134,6 +151,13 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=False,
         help="while the device computes, so that only what is longer counts (default: off)",
+    )
+    group.add_argument(
+        "--step-factor",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="each step takes F times as long as all that says (default: %(default)g)",
     )
     group.add_argument(
         "--plain-cost",
@@ -236,11 +260,11 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
         raise InvalidOption("--noise must be at least 0 and below 10")
     num_blocks, rule = num_tokens // arguments.block_size, None
     if arguments.join_by_peak is not None:
-        rule = PeakTokens(num_tokens, arguments.join_by_peak)
+        rule = PeakTokens(num_tokens, arguments.join_by_peak, arguments.adapter_tokens)
         # The rule says what fits: last blocks that are not full must not say otherwise.
         num_blocks += max_num_seqs
     return EngineSetup(
-        cost=cost,
+        cost=scaled(cost, arguments.step_factor),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max(arguments.max_num_batched_tokens, max_num_seqs),
         max_model_len=arguments.max_model_len,
@@ -259,7 +283,8 @@ def simulated_policy(arguments: argparse.Namespace) -> Policy:
     Raises:
         InvalidOption: a value that makes no sense.
     """
-    return policy_of(policy_options(arguments), max_step_s=arguments.max_step_ms / 1e3)
+    policy = policy_of(policy_options(arguments), max_step_s=arguments.max_step_ms / 1e3)
+    return replace(policy, charges_ahead=arguments.charge_ahead)
 
 
 def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:

@@ -7,7 +7,11 @@
 Each row of the first is the attention of a step; the other two, between their knots on straight lines, give the rest.
 A `.gz` behind the names means what it says.
 
-Source: the files of the profiler of LLMServingSim 2 (vLLM kernels).
+    NAME.json    {prompt tokens: {output tokens: [rows at most, seconds of prefill, of all decodes; each by row]}}
+
+is a server's profile of itself: whole steps of as many rows as fit, on which neither layers nor a longest context bear.
+
+Source: the files of the profiler of LLMServingSim 2 (vLLM kernels), and of the artifact of VTC (S-LoRA).
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -42,6 +48,8 @@ def steps_of_profile(prefix: Path, num_layers: int, *, max_context: int = 4096) 
     Raises:
         InvalidOption: a file that is missing, or not such a table.
     """
+    if prefix.suffix == ".json":
+        return _whole_steps(prefix)
     dense = _knots(prefix, "dense", "tokens")
     heads = _knots(prefix, "per_sequence", "sequences")
     shapes: list[StepShape] = []
@@ -69,6 +77,30 @@ def steps_of_profile(prefix: Path, num_layers: int, *, max_context: int = 4096) 
         Measured(shape, seconds / 1e6, group=group)
         for shape, seconds, group in zip(shapes, step_us.tolist(), groups, strict=True)
     ]
+
+
+def _whole_steps(path: Path) -> list[Measured]:
+    """All prompts of a batch at once, then the mean decode step: it is one at the mean context, for its time is linear
+    in that.
+    """
+    try:
+        rows = [
+            (int(num_input), int(num_output), int(num_rows), float(prefill_s), float(decode_s))
+            for num_input, outputs in json.loads(_bytes(path)).items()
+            for num_output, (num_rows, prefill_s, decode_s) in outputs.items()
+        ]
+    except (AttributeError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidOption(f"{path} is no profile of prompts and outputs") from error
+    steps: list[Measured] = []
+    for num_input, num_output, num_rows, prefill_s, decode_s in rows:
+        if min(num_input, num_output, num_rows) < 1 or not (0.0 < prefill_s < math.inf and 0.0 < decode_s < math.inf):
+            raise InvalidOption(f"{path}: {num_input} and {num_output} tokens: numbers and seconds must be above 0")
+        shape = StepShape(chunks=((0, num_input, True),) * num_rows)
+        steps.append(Measured(shape, num_rows * prefill_s, group=len(steps)))
+        if num_output > 1:
+            shape = StepShape(num_rows, num_rows * (num_input + num_output // 2))
+            steps.append(Measured(shape, num_rows * decode_s / (num_output - 1), group=len(steps)))
+    return steps
 
 
 def _knots(prefix: Path, table: str, size: str) -> Mapping[str, Knots]:
@@ -105,13 +137,18 @@ def _rows(prefix: Path, table: str) -> Iterator[_Row]:
     plain = prefix.with_name(f"{prefix.name}__{table}.csv")
     packed = plain.with_name(f"{plain.name}.gz")
     path = plain if plain.is_file() else packed
+    reader = csv.DictReader(io.StringIO(_bytes(path).decode("utf-8", errors="replace")))
+    for values in reader:
+        yield _Row(values, f"{path}:{reader.line_num}")
+
+
+def _bytes(path: Path) -> bytes:
+    """Of a file, unpacked if it ends in .gz."""
     try:
-        with gzip.open(path) if path is packed else path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidOption(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise InvalidOption(f"{path} is too large to be a profile")
-    reader = csv.DictReader(io.StringIO(data.decode("utf-8", errors="replace")))
-    for values in reader:
-        yield _Row(values, f"{path}:{reader.line_num}")
+    return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -16,6 +17,9 @@ from chairlift.sim.workload import Asked, Blocks, Contents, Part
 INPUT_NAMES = ("num_prefill_tokens", "ContextTokens", "input_length", "prompt_len", "input_toks", "input_tokens")
 OUTPUT_NAMES = ("num_decode_tokens", "GeneratedTokens", "output_length", "output_len", "output_toks", "output_tokens")
 """What the columns of lengths are called by those who publish such files."""
+SHARED_BLOCK_TOKENS = 16
+FIRST_OWN_CONTENT = 1 << 30
+"""Contents that no other prompt has are numbered from here: those of named blocks are below."""
 
 
 def azure(path: Path) -> Iterator[Asked]:
@@ -40,18 +44,43 @@ def azure(path: Path) -> Iterator[Asked]:
 def timed(path: Path) -> Iterator[Asked]:
     """Lengths, and an arrival in seconds: `arrived_at`, `req_time`, `arrival`, or `arrival_time_ns`.
 
-    `client`, `principal` and `tenant` say who asks, where they are. JSON lines or CSV, by the file's name.
+    `client`, `principal` and `tenant` say who asks, where they are; `blocks16` what prompts have in common: ranges of
+    ids of blocks of 16 tokens, each first and last, from 0. A request that was refused (its `first_token_latency` is
+    negative) is left out. JSON lines or CSV, by the file's name.
 
     Raises:
         InvalidOption: as for `azure`.
     """
-    contents = Contents()
+    contents = Contents(FIRST_OWN_CONTENT)
     for row in _rows(path):
+        if "first_token_latency" in row.values and row.number("first_token_latency") < 0.0:
+            continue
         if "arrival_time_ns" in row.values:
             arrival = row.number("arrival_time_ns") / 1e9
         else:
             arrival = row.number("arrived_at", "req_time", "arrival")
-        yield _asked(row, arrival, contents)
+        asked = _asked(row, arrival, contents)
+        if "blocks16" in row.values:
+            asked = replace(asked, prompt=_shared(row, asked.prompt.num_tokens, contents))
+        yield asked
+
+
+def _shared(row: Row, num_tokens: int, contents: Contents) -> Blocks:
+    """A prompt of blocks by their ids, and a rest that no other has."""
+    ranges = row.values["blocks16"]
+    if not isinstance(ranges, list) or not all(
+        isinstance(ids, list) and len(ids) == 2 and all(type(i) is int for i in ids) and 0 <= ids[0] <= ids[1]
+        for ids in ranges
+    ):
+        raise row.error("blocks16 must be a list of pairs of ids: the first and the last of a range")
+    parts = [Part(first + 1, last + 1, SHARED_BLOCK_TOKENS) for first, last in ranges]
+    rest = num_tokens - sum(SHARED_BLOCK_TOKENS * (part.last - part.first + 1) for part in parts)
+    if rest < 0 or any(part.last >= FIRST_OWN_CONTENT for part in parts):
+        raise row.error("blocks16 has an id that is too large, or more blocks than the prompt has tokens for")
+    if rest:
+        content = contents.take()
+        parts.append(Part(content, content, rest))
+    return Blocks(tuple(parts), num_tokens)
 
 
 def length_pairs(path: Path) -> Iterator[tuple[int, int]]:
