@@ -233,7 +233,7 @@ def test_measurements_of_several_times_are_one_calibration() -> None:
 
     one, other = observed(1.0), observed(1.2)
     both = calibration_of([one, other], ())
-    assert both.num_steps == 4 * len(one.traffic)
+    assert both.num_steps == 2 * (len(one.repeats) + len(one.traffic))
     shape = StepShape(8, 400)
     alone = [SmoothCost(calibration_of([each], ()).coefficients).of_shape(shape) for each in (one, other)]
     assert alone[0] == pytest.approx(COST.of_shape(shape), rel=0.01)

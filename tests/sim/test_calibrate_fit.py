@@ -18,7 +18,7 @@ from chairlift.core.types import StepPlan
 from chairlift.metrics.latency import percentile
 from chairlift.sim.calibrate.calibration import Calibration, calibrate, decode, encode, load_calibration, noise_of
 from chairlift.sim.calibrate.fit import fit
-from chairlift.sim.calibrate.measured import Measured, error_of, errors_of, medians, table
+from chairlift.sim.calibrate.measured import Measured, error_of, errors_of, table
 from chairlift.sim.calibrate.nnls import solve_nonnegative
 from chairlift.sim.cost import (
     ChunkCosts,
@@ -185,12 +185,6 @@ def test_the_host_is_what_lies_between_steps() -> None:
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(InvalidOption, match="too few"):
         fit(steps_by(TRUTH, drawn_shapes(11, 1)))
-
-
-def test_medians_are_of_each_group() -> None:
-    shape = StepShape(1, 1)
-    steps = [Measured(shape, seconds, group=group) for group, seconds in ((0, 3.0), (0, 1.0), (1, 9.0), (0, 2.0))]
-    assert [step.step_s for step in medians(steps)] == [2.0, 9.0]
 
 
 # ---------------------------------------------------------------- the file

@@ -20,7 +20,7 @@ from chairlift.journal.segments import SegmentFiles
 from chairlift.journal.writer import Journal
 from chairlift.sim.calibrate.calibration import Calibration, calibrate, load_calibration
 from chairlift.sim.calibrate.from_journal import steps_of_journal
-from chairlift.sim.calibrate.measured import Measured, RegimeError, medians
+from chairlift.sim.calibrate.measured import Measured, RegimeError
 from chairlift.sim.calibrate.sweep import MIN_SHAPES, REPEATS, Rig, shapes, sweep
 from chairlift.sim.calibrate.traffic import Listener, run_traffic
 from chairlift.sim.cost import ChunkCosts, Coefficients, RowCosts, SmoothCost
@@ -78,7 +78,7 @@ def test_a_sweep_finds_what_steps_cost() -> None:
     device, _ = rig()
     steps = list(sweep(device, 45.0))
     assert len(steps) == REPEATS * len({step.group for step in steps}) > 3 * 150
-    calibration = calibrate(medians(steps), token_sizes=SIZES)
+    calibration = calibrate(steps, token_sizes=SIZES)
     assert calibration.coefficients.change_s == pytest.approx(0.003, rel=0.1)
     assert set(calibration.errors) == {"decode", "prefill", "mixed"}
     assert all(error.mean < 0.02 for error in calibration.errors.values()), calibration.errors

@@ -1,6 +1,6 @@
 """Does the simulator predict what this engine does here? Calibrate, serve traffic that was not seen, calibrate again.
 
-    calibrate --> (serve every scenario --> calibrate) several times over --> predict the same requests, and compare
+    calibrate --> (serve a scenario --> calibrate), all of them several times over --> predict the same requests
 
 Loads are shares of what the simulator says can be served. A machine that others use too changes its pace between two
 runs of the same requests: that spread bounds what any prediction can be held to, and stands beside each figure.

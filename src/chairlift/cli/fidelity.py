@@ -36,7 +36,7 @@ def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "fidelity",
         help="calibrate the simulator, serve traffic it has not seen, and compare",
         description="Calibrate the simulator on this machine, serve traffic it has not seen, in this process and "
-        "several times over, calibrate again after each time, and print what it predicts beside what was measured. "
+        "several times over, calibrate again after each run, and print what it predicts beside what was measured. "
         "Nothing else should use the machine meanwhile.",
     )
     group = parser.add_argument_group("runs")
@@ -49,7 +49,7 @@ def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--num-prompts", type=int, default=5000, metavar="N", help="requests of the part `short` (default: %(default)s)"
     )
     group.add_argument(
-        "--calibration-seconds", type=float, default=40.0, metavar="S", help="each time (default: %(default)g)"
+        "--calibration-seconds", type=float, default=15.0, metavar="S", help="each time (default: %(default)g)"
     )
     add_engine_flags(parser, positional_model=True)
     parser.add_argument("--output-json", type=Path, metavar="FILE", help="write the figures there")
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     for _ in range(arguments.repeats):
         for course in courses:
             course.run(subject, progress.of)
-        observe_more()
+            observe_more()
     progress.clear()
     predictions = bench.Predictions(before, calibrated(observed[-1:]), calibrated(observed))
     comparisons = [course.compare(predictions) for course in courses]

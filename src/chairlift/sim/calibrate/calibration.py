@@ -84,6 +84,8 @@ def calibrate(
     used, held = _divided(steps)
     known, unknown = _divided(traffic)
     cost = fit(used, token_sizes=token_sizes, prior=prior, robust=source != "profile")
+    if noise is None:
+        noise = noise_of(used, cost)
     used, held = used + known, held + unknown
     if source != "profile":
         slower = cost.coefficients.times(level(_without_host(cost), used))
@@ -92,7 +94,7 @@ def calibrate(
         coefficients=cost.coefficients,
         spans=spans_of(step.shape for step in used),
         errors=held_out_errors(held, cost),
-        noise=noise_of(used, cost) if noise is None else noise,
+        noise=noise,
         num_steps=len(steps) + len(traffic),
         source=source,
         machine=machine or {},

@@ -29,14 +29,6 @@ class Measured:
         return self.step_s + (self.gap_s or 0.0)
 
 
-def medians(steps: Iterable[Measured]) -> list[Measured]:
-    """Of the repeats of each group the one in the middle, those after a step of another size apart."""
-    groups: dict[tuple[int, int | None], list[Measured]] = {}
-    for step in steps:
-        groups.setdefault((step.group, step.before), []).append(step)
-    return [sorted(group, key=lambda step: step.step_s)[(len(group) - 1) // 2] for group in groups.values()]
-
-
 @dataclass(frozen=True, slots=True)
 class RegimeError:
     """How far predictions are off, as shares of what was measured: mean, median and 95th percentile of the absolute

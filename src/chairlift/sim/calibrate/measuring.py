@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from chairlift.core.engine import Engine, Observer
-from chairlift.sim.calibrate.calibration import Calibration, calibrate, noise_of
-from chairlift.sim.calibrate.fit import fit
-from chairlift.sim.calibrate.measured import Measured, medians
+from chairlift.sim.calibrate.calibration import Calibration, calibrate
+from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.calibrate.sweep import Rig, sweep
 from chairlift.sim.calibrate.traffic import Listener, run_traffic
 
@@ -70,12 +69,10 @@ def calibration_of(
     for observed in all_observed:
         repeats += _numbered_on(observed.repeats, repeats)
         traffic += _numbered_on(observed.traffic, traffic)
-    shapes = medians(repeats)
     return calibrate(
-        shapes,
-        traffic=_numbered_on(traffic, shapes),
+        repeats,
+        traffic=_numbered_on(traffic, repeats),
         token_sizes=token_sizes,
-        noise=noise_of(repeats, fit(shapes, token_sizes=token_sizes, robust=True)),
         source="sweep",
         machine=machine,
         engine=engine,
