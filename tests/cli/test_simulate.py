@@ -140,7 +140,7 @@ def test_a_batch_file_in_tokens_or_in_words(tmp_path: Path, capsys: pytest.Captu
         (["--request-rate", "0"], "above 0"),
         (["--prompt", "many"], "not lengths"),
         (["--on-off", "5"], "--on-off"),
-        (["--rate-phases", "5"], "not phases"),
+        (["--tenant", "a,rate-phases=5"], "no flag of a tenant"),
         (["--tenant", "a,colour=red"], "no flag of a tenant"),
         (["--tenant", "a", "--tenant", "a"], "same name"),
         (["--tenant", "a,priority=high"], "must be a number"),
@@ -151,7 +151,27 @@ def test_a_batch_file_in_tokens_or_in_words(tmp_path: Path, capsys: pytest.Captu
         (["--goodput", "itl:5"], "--goodput"),
         (["--percentiles", "101"], "--percentiles"),
         (["--duration", "0"], "--duration"),
-        (["--users", "2", "--num-prompts", "5", "--batching", "static"], "waits for ever"),
+        (["--tenant", "a,users=2,num-prompts=5", "--batching", "static"], "waits for ever"),
+        (["--rate-phases", "5:2"], "leave out --request-rate"),
+        (["--users", "2"], "leave out --request-rate"),
+        (["--arrivals", "constant", "--burstiness", "2"], "--burstiness is of gamma gaps"),
+        (["--start", "5", "--max-think-s", "7"], "leave out --max-think-s, --start: there is no --trace"),
+        (["--kv-link-ms", "5"], "--kv-link-ms is of the link that --split makes"),
+        (["--split", "5000:1"], "at most 4096"),
+        (["--replica", "count=0"], "at least 1 engine"),
+        (["--replica", "count=3", "--replicas", "2"], "leave one of them out"),
+        (["--until", "nan"], "--until must be above 0"),
+        (["--until", "1e-9"], "asks nothing before 1e-09 s"),
+        (["--token-times"], "--token-times is about --requests-jsonl"),
+        (["--slots-from", "5"], "--slots-from is about --report"),
+        (["--goodput", "ttft:5", "ttft:6"], "one limit of each kind"),
+        (["--max-num-batched-tokens", "0"], "at least 1"),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "at most max_num_batched_tokens"),
+        (["--kv-cache-tokens", "0"], "the cache must hold a block"),
+        (["--prompt", "1000000000"], "at most 16777216"),
+        (["--tenant", "a,num-prompts=-5"], "at least 0"),
+        (["--on-off", "1e-12:1"], "fewer than 0.0001 arrivals"),
+        (["--preset", "lesson", "--scheduling-policy", "fair"], "leave out"),
         (["--trace", "/nowhere"], "no such file"),
         (["--calibration", "/nowhere"], "cannot read /nowhere"),
         (["--output-json", "/nowhere/x"], "no such folder"),
@@ -181,3 +201,88 @@ def test_a_journal_of_a_simulation_replays(tmp_path: Path, capsys: pytest.Captur
     assert main(["replay", str(path)]) == 0
     assert capsys.readouterr().out.endswith(" steps: equal\n")
     assert main([*SMALL, "--replicas", "2", "--journal", str(path)]) == 2
+
+
+def test_a_trace_says_who_asks_when_and_for_how_much(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that it does not heed is a mistake: the figures would be taken for those of another workload."""
+    path = tmp_path / "t.csv"
+    path.write_text("arrived_at,prompt_len,output_len\n0,10,5\n1,10,5\n")
+    flags = ["--trace-format", "timed", "--request-rate", "5", "--output", "7"]
+    assert main(["simulate", "--trace", str(path), *flags]) == 2
+    assert "leave out --output, --request-rate: a trace (timed) says that itself, and --sp" in capsys.readouterr().err
+    assert main(["simulate", "--trace", str(path), "--trace-format", "lengths", "--request-rate", "5"]) == 0
+
+
+def test_two_results_do_not_take_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "x"
+    path.write_text("before")
+    for flags in (["--report", str(path), "--output-json", str(path)], ["--trace", str(path), "--report", str(path)]):
+        assert main(["simulate", *flags]) == 2
+        assert "are the same file" in capsys.readouterr().err and path.read_text() == "before"
+
+
+def test_what_was_refused_or_cut_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SMALL, "--output", "50", "--max-model-len", "120"]) == 0
+    assert "40 completed of 40 (40 cut at the longest sequence" in capsys.readouterr().out
+    assert main([*SMALL, "--max-model-len", "50"]) == 0
+    assert "refused       40, the first because " in capsys.readouterr().out
+
+
+def test_a_tenant_that_got_nothing_is_in_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    tenants = ["--tenant", "a", "--tenant", "b,prompt=5000"]
+    assert main([*SMALL, *tenants, "--max-model-len", "4000", "--percentiles", "50,90"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3].split()[-6:] == ["E2E", "p50", "ms", "E2E", "p90", "ms"]
+    assert lines[-2].split()[:4] == ["a", "40", "of", "40"] and "-" not in lines[-2]
+    assert lines[-1].split() == ["b", "0", "of", "40", "0", "0", "0.0", "-", "-", "-", "-"]
+
+
+def test_fewer_tokens_a_step_are_fewer_slots(tmp_path: Path) -> None:
+    """And not more tokens than were asked for."""
+    values = figures(tmp_path, "--max-num-batched-tokens", "8", "--plain-cost", "1000")
+    replicas = values["replicas"]
+    assert isinstance(replicas, list) and replicas[0]["num_chunk_tokens"] <= 8 * replicas[0]["num_steps"]
+    assert replicas[0]["max_running"] <= 8
+
+
+def test_users_ask_until_the_time_is_over(tmp_path: Path) -> None:
+    requests, asked = tmp_path / "r.jsonl", ["--users", "3", "--duration", "2", "--prompt", "10", "--output", "10"]
+    assert main(["simulate", *asked, "--plain-cost", "10000", "--requests-jsonl", str(requests)]) == 0
+    arrivals = [json.loads(line)["arrival"] for line in requests.read_text().splitlines()]
+    assert len(arrivals) == 3 * 20 and max(arrivals) == pytest.approx(1.9)
+
+
+def test_pools_have_names(tmp_path: Path) -> None:
+    replicas = figures(tmp_path, "--split", "1:2")["replicas"]
+    assert isinstance(replicas, list) and [r["name"] for r in replicas] == ["prefill-0", "decode-0", "decode-1"]
+
+
+def test_control_c_gives_what_there_is(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    endless = ["--duration", "1e9", "--request-rate", "50", "--replicas", "2", "--output-json", str(path)]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", STOPPED, "simulate", *endless]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 130
+    assert "this is how far it came" in done.stderr and "Traceback" not in done.stderr
+    values = json.loads(path.read_text())
+    assert values["completed"] > 0 and values["unfinished"] > 0 and "requests/s" in done.stdout
+
+
+STOPPED = """
+import signal, sys
+from chairlift.cli.main import main
+from chairlift.sim.run import Simulation
+
+arrive, num = Simulation._arrive, 0
+
+def interrupted(self, *arguments):
+    global num
+    num += 1
+    if num == 3000:
+        signal.raise_signal(signal.SIGINT)
+    return arrive(self, *arguments)
+
+Simulation._arrive = interrupted
+sys.exit(main())
+"""

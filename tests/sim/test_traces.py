@@ -16,7 +16,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.sim.arrivals import Arrivals, steady
 from chairlift.sim.lengths import Fixed
 from chairlift.sim.traces.agentic import agent_sessions
-from chairlift.sim.traces.batchfile import batch_file
+from chairlift.sim.traces.batchfile import batch_file, words
 from chairlift.sim.traces.mooncake import mooncake
 from chairlift.sim.traces.servegen import servegen
 from chairlift.sim.traces.tables import azure, column_counts, drawn, length_pairs, timed
@@ -41,7 +41,7 @@ def test_mooncake_ids_say_what_prompts_share(tmp_path: Path) -> None:
         tmp_path / "t.jsonl",
         mooncake_line(),
         mooncake_line(timestamp=30000, hash_ids=[0, 1, 10], output_length=0),
-        mooncake_line(hash_ids=[5, 1, 9], session=3, tenant="x", priority=-1),
+        mooncake_line(timestamp=30000, hash_ids=[5, 1, 9], session=3, tenant="x", priority=-1),
     )
     first, second, third = mooncake(path)
     assert (first.arrival, second.arrival, first.num_output, second.num_output) == (0.0, 3.0, 7, 1)
@@ -251,3 +251,78 @@ def test_the_real_servegen_is_read(tmp_path: Path) -> None:
                 archive.extract(member, tmp_path, filter="data")
     asked = list(servegen(tmp_path, seed=0, duration_s=7200.0))
     assert len(asked) > 500 and "client-1" in {a.principal for a in asked}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "t.csv",
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 10:00:00,1,1\n2023-11-16 10:00:01+00:00,1,1\n",
+            "3: .*time zone",
+        ),
+        ("t.csv", "arrived_at,prompt_len,output_len\n2,1,1\n1,1,1\n", "3: .*sort the file"),
+        ("t.csv", "arrived_at,prompt_len,output_len\n-2,1,1\n", "2: arrives before 0 s"),
+        ("t.csv", "arrived_at,prompt_len,output_len\n0,1e300,1\n", "2: prompt_len must be at most 16777216"),
+        (
+            "t.jsonl",
+            '{"arrived_at": 0, "prompt_len": 1%s, "output_len": 1}' % ("0" * 400),
+            "1: prompt_len must be a num",
+        ),
+    ],
+)
+def test_what_is_no_time_or_no_length_is_said_with_its_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match=f"{name}:{message}"):
+        list(azure(path) if "TIMESTAMP" in text else timed(path))
+
+
+def test_a_request_may_not_come_before_the_one_above_it(tmp_path: Path) -> None:
+    path = lines(tmp_path / "t.jsonl", mooncake_line(), mooncake_line(timestamp=26999))
+    with pytest.raises(InvalidOption, match=r"t.jsonl:2: arrives before the line above"):
+        list(mooncake(path))
+
+
+def test_dates_in_seconds_count_from_the_first(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrived_at,prompt_len,output_len\n1700000000,1,1\n1700000002.5,1,1\n")
+    assert [asked.arrival for asked in timed(path)] == [0.0, 2.5]
+
+
+def test_a_file_is_what_it_begins_with_whatever_its_name_and_marks(tmp_path: Path) -> None:
+    text = "\ufeffarrived_at,prompt_len,output_len\r\n0,3,1\r\n"
+    for name, content in (("a.txt", text), ("b.json", '{"arrived_at": 0, "prompt_len": 3, "output_len": 1}')):
+        (tmp_path / name).write_bytes(content.encode())
+        assert [asked.prompt.num_tokens for asked in timed(tmp_path / name)] == [3]
+
+
+def test_a_session_has_no_more_blocks_than_its_prompt(tmp_path: Path) -> None:
+    request = {"t": 0, "in": 130, "out": 5, "blocks": [[0, 10**9]]}
+    path = lines(tmp_path / "s.jsonl", {"id": "s", "block_size": 64, "requests": [request]})
+    with pytest.raises(InvalidOption, match=r"s.jsonl:1: requests\[0\]: its blocks hold 64000000064 tokens"):
+        list(agent_sessions(path, [0.0]))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [([1, -5], "no token"), ([1, 1 << 40], "no token"), (["a", "b"], "a text or a list of tokens")],
+)
+def test_a_prompt_of_a_batch_file_is_one(tmp_path: Path, prompt: object, message: str) -> None:
+    path = lines(tmp_path / "b.jsonl", {"custom_id": "1", "body": {"prompt": prompt, "max_tokens": 5}})
+    with pytest.raises(InvalidOption, match=f"b.jsonl:1: body: .*{message}"):
+        list(batch_file(path, output=None))
+
+
+def test_half_a_character_is_a_word_as_well(tmp_path: Path) -> None:
+    assert len(words("hello \ud800")) == 2
+
+
+def test_a_client_of_servegen_has_a_number_and_a_shape_that_can_be_drawn(tmp_path: Path) -> None:
+    (tmp_path / "chunk-a-trace.csv").write_text("0,1,1,Gamma,1,1\n")
+    with pytest.raises(InvalidOption, match=r"chunk-NUMBER-trace.csv"):
+        list(servegen(tmp_path, seed=0))
+    (tmp_path / "chunk-a-trace.csv").rename(tmp_path / "chunk-1-trace.csv")
+    (tmp_path / "chunk-1-trace.csv").write_text("0,1,1,Weibull,1e-300,1\n")
+    with pytest.raises(InvalidOption, match=r"chunk-1-trace.csv:1: the shape"):
+        list(servegen(tmp_path, seed=0))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import islice
+from random import Random
 
 import pytest
 
 from chairlift.core.errors import InvalidOption
-from chairlift.sim.arrivals import Arrivals, steady
+from chairlift.sim.arrivals import Arrivals, parse_phases, steady
 from chairlift.sim.fleet import EngineSetup, make_fleet
-from chairlift.sim.lengths import Fixed
+from chairlift.sim.lengths import MAX_TOKENS, Empirical, Fixed, LogNormal
 from chairlift.sim.result import figures
 from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
@@ -96,3 +98,35 @@ def test_weights_share_an_overloaded_engine() -> None:
     result = simulate(merged(streams), make_fleet([replace(setup, policy=policy)]), RoundRobin(), until=10.0)
     served = {row["principal"]: row["completed"] for row in figures(result)["tenants"]}
     assert served["a"] == pytest.approx(3 * served["b"], rel=0.05)
+
+
+def test_what_is_done_to_a_workload_is_done_to_what_follows() -> None:
+    """A later turn begins as the turn before it does, and comes when that is over."""
+
+    def turns(first: Asked) -> list[Asked]:
+        follow = first.follow
+        return [first, *(one for asked in (follow(first.arrival + 1.0) if follow else ()) for one in turns(asked))]
+
+    kind = Kind(prompt=Fixed(3), output=Fixed(2), turns=Fixed(4))
+    first = drawn(kind, num=1)[0]
+    whole = turns(first)
+    assert [asked.prompt.num_tokens for asked in whole] == [3, 8, 13, 18]
+    (cut,) = until([first], whole[2].arrival)
+    assert [asked.arrival for asked in turns(cut)] == [asked.arrival for asked in whole[:2]]
+    (apart,) = without_contents([first])
+    prompts = [asked.prompt.tokens() for asked in turns(apart)]
+    assert [len(prompt) for prompt in prompts] == [3, 8, 13, 18]
+    assert len({prompt[0] for prompt in prompts}) == 4
+
+
+def test_lengths_are_bounded_whatever_is_drawn() -> None:
+    assert LogNormal(90, 1e30).draw(Random(1)) in (1, MAX_TOKENS)
+    for counts in ([(math.inf, 1.0)], [(5.0, math.inf)], [(5.0, -1.0)]):
+        with pytest.raises(InvalidOption):
+            Empirical(counts)
+
+
+def test_rates_that_bring_nobody_are_refused() -> None:
+    """Also if somebody would come after a phase that never ends."""
+    with pytest.raises(InvalidOption, match="nothing ever arrives"):
+        Arrivals(parse_phases("inf:0,10:5"))

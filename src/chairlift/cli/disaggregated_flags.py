@@ -48,13 +48,25 @@ def add_split_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_link(arguments: argparse.Namespace) -> None:
+    """Raises InvalidOption for flags of a link that is not there."""
+    default = arguments.parser.get_default
+    for name in ("kv_link_gb_s", "kv_link_ms", "kv_token_bytes"):
+        if not arguments.split and getattr(arguments, name) != default(name):
+            raise InvalidOption(f"--{name.replace('_', '-')} is of the link that --split makes: leave it out")
+
+
 def pool_setups(setups: list[EngineSetup], pools: tuple[int, int]) -> list[EngineSetup]:
     """Engines for two pools, of those that the flags of a fleet describe: as many, or one for all to be like.
 
     Raises:
         InvalidOption: another number.
     """
+    from chairlift.sim.fleet import MAX_ENGINES
+
     num_prefill, num_decode = pools
+    if num_prefill + num_decode > MAX_ENGINES:
+        raise InvalidOption(f"--split makes at most {MAX_ENGINES} engines")
     if len(setups) == 1:
         setups = setups * (num_prefill + num_decode)
     if len(setups) != num_prefill + num_decode:

@@ -12,11 +12,11 @@ from typing import NoReturn
 import chairlift
 from chairlift.cli import bench, calibrate, chat, generate, plan, replay, report, serve, simulate
 from chairlift.cli.config import environment_defaults, file_defaults
+from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.core.errors import ChairliftError
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from chairlift.bench.status_line import StatusLine
-from chairlift.cli.disaggregated_flags import add_link_flags, link, split
+from chairlift.cli.disaggregated_flags import add_link_flags, check_link, link, split
+from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.cli.numbers import count
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.results import check_path, write_json
 from chairlift.cli.sim_engine_flags import add_simulated_engine_flags, engine_setup
-from chairlift.cli.sim_workload_flags import add_workload_flags, workload
+from chairlift.cli.sim_workload_flags import add_workload_flags, check_workload, workload
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import OrderName
 
@@ -178,6 +179,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidOption("--late-penalty must be at least 0")
     if arguments.users is not None:
         raise InvalidOption("users who wait for their answers have no rate: leave out --users")
+    check_workload(arguments, rate_is_asked=True)
+    check_link(arguments)
     objectives = Objectives(
         ttft_s=_bound(arguments.p99_ttft_ms),
         itl_s=_bound(arguments.p99_itl_ms),
@@ -195,8 +198,15 @@ def run(arguments: argparse.Namespace) -> int:
     terminal = sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None
     progress = Progress(StatusLine(terminal, time.monotonic, INTERVAL_S))
     search = Search(stage, _space(arguments, offered), tolerance=arguments.tolerance, listener=progress.show)
-    plan = search.plan(rate=rate, band=arguments.step_time_band, penalty=arguments.late_penalty)
-    progress.clear()
+    try:
+        plan = search.plan(rate=rate, band=arguments.step_time_band, penalty=arguments.late_penalty)
+    except KeyboardInterrupt:
+        progress.clear()
+        best = f"; {search.best_rate:.2f} requests/s hold so far" if search.best_rate else ""
+        print(f"chairlift: stopped after {search.num_tried} settings in {stage.num_trials} runs{best}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        progress.clear()
     figures = plan_figures(
         plan, stage, band=arguments.step_time_band, tolerance=arguments.tolerance, penalty=arguments.late_penalty
     )

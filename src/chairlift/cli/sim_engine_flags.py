@@ -30,13 +30,17 @@ from chairlift.sim.cost import (
 from chairlift.sim.cost.plain import PlainCost
 from chairlift.sim.cost.roofline import TOKEN_BYTES
 from chairlift.sim.cost.scaled import scaled
-from chairlift.sim.fleet import EngineSetup
+from chairlift.sim.fleet import MAX_ENGINES, EngineSetup
 from chairlift.sim.router import ROUTERS
 from chairlift.sim.rules.peak import PeakTokens
 
 DEFAULT_MAX_NUM_SEQS = 256
+MAX_NUM_SEQS = 1 << 16
 DEFAULT_KV_CACHE_TOKENS = 1 << 20
 """Where no device says how many there are room for."""
+
+MAX_PLAIN_COST_US = 1e12
+"""A cost that is more than eleven days is a mistake."""
 
 
 def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,7 @@ def add_simulated_engine_flags(parser: argparse.ArgumentParser) -> None:
         "--max-num-seqs",
         type=count,
         metavar="N",
-        help=f"most sequences at once (default: {DEFAULT_MAX_NUM_SEQS})",
+        help=f"most sequences at once (default: {DEFAULT_MAX_NUM_SEQS}, or --max-num-batched-tokens if that is less)",
     )
     group.add_argument(
         "--max-num-batched-tokens",
@@ -200,6 +204,8 @@ def plain_cost(text: str) -> CostModel:
         return LESSON
     try:
         micros = [float(field) for field in text.split(":")]
+        if max(micros) > MAX_PLAIN_COST_US:
+            raise ValueError(text)
         return PlainCost(*(value * 1e-6 for value in micros))
     except (ValueError, TypeError, InvalidOption) as error:
         raise argparse.ArgumentTypeError(f"not a cost such as 5000:20:0.05:30: {text!r}") from error
@@ -212,12 +218,16 @@ def engine_setups(arguments: argparse.Namespace) -> list[EngineSetup]:
         InvalidOption: a value out of range, or a name that nothing has.
     """
     if not arguments.replica:
-        if not 1 <= arguments.replicas <= 4096:
-            raise InvalidOption("--replicas must be between 1 and 4096")
+        if not 1 <= arguments.replicas <= MAX_ENGINES:
+            raise InvalidOption(f"--replicas must be between 1 and {MAX_ENGINES}")
         return [engine_setup(arguments)] * arguments.replicas
-    setups = []
+    if arguments.replicas != 1:
+        raise InvalidOption("--replica takes the place of --replicas: leave one of them out")
+    setups: list[EngineSetup] = []
     for text in arguments.replica:
         number, overridden = _override(arguments, text)
+        if not 1 <= number <= MAX_ENGINES - len(setups):
+            raise InvalidOption(f"--replica: a fleet has at least 1 engine of each kind, and at most {MAX_ENGINES}")
         setups += [engine_setup(overridden)] * number
     return setups
 
@@ -252,10 +262,14 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
         InvalidOption: see `engine_setups`.
     """
     cost, num_tokens = _cost(arguments)
-    num_tokens = arguments.kv_cache_tokens or num_tokens
+    num_tokens = num_tokens if arguments.kv_cache_tokens is None else arguments.kv_cache_tokens
     if arguments.block_size < 1 or num_tokens < arguments.block_size:
         raise InvalidOption("the cache must hold a block, and a block a token")
-    max_num_seqs = DEFAULT_MAX_NUM_SEQS if arguments.max_num_seqs is None else arguments.max_num_seqs
+    max_num_seqs = arguments.max_num_seqs
+    if max_num_seqs is None:
+        max_num_seqs = max(1, min(DEFAULT_MAX_NUM_SEQS, arguments.max_num_batched_tokens))
+    if max_num_seqs > MAX_NUM_SEQS:
+        raise InvalidOption(f"--max-num-seqs must be at most {MAX_NUM_SEQS}")
     if not 0.0 <= arguments.noise < 10.0:
         raise InvalidOption("--noise must be at least 0 and below 10")
     num_blocks, rule = num_tokens // arguments.block_size, None
@@ -266,7 +280,7 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
     return EngineSetup(
         cost=scaled(cost, arguments.step_factor),
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(arguments.max_num_batched_tokens, max_num_seqs),
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_model_len=arguments.max_model_len,
         num_blocks=num_blocks,
         block_size=arguments.block_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -18,6 +19,7 @@ from chairlift.sim.lengths import parse_lengths
 from chairlift.sim.traces.agentic import agent_sessions
 from chairlift.sim.traces.batchfile import Encode, batch_file, words
 from chairlift.sim.traces.mooncake import mooncake
+from chairlift.sim.traces.reading import rows
 from chairlift.sim.traces.servegen import servegen
 from chairlift.sim.traces.tables import azure, column_counts, drawn, timed
 from chairlift.sim.traffic import ClosedLoop, Kind, faster, merged, open_loop, until, without_contents
@@ -34,7 +36,8 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
         "--num-prompts",
         type=count,
         metavar="N",
-        help=f"requests (default: {DEFAULT_NUM_PROMPTS} if drawn without --duration, all of a trace)",
+        help="requests of each tenant; conversations or sessions, where there are (default: "
+        f"{DEFAULT_NUM_PROMPTS} if drawn without --duration, all of a trace)",
     )
     group.add_argument("--duration", type=float, metavar="SECONDS", help="only what arrives within so many seconds")
     group.add_argument("--seed", type=int, metavar="N", help="of all that is drawn (default: 0)")
@@ -151,6 +154,50 @@ class _Stream:
     principal: str = ""
 
 
+_RATE = ("request_rate", "on_off", "rate_phases")
+_ARRIVALS = (*_RATE, "arrivals", "burstiness")
+_REQUESTS = ("prompt", "output", "prefix", "turns", "think_time", "priority", "ttft_deadline_ms", "e2e_deadline_ms")
+_TRACES_ONLY = ("trace_format", "tokenizer", "start", "max_think_s")
+_HEEDED: dict[str, tuple[str, ...]] = {
+    "lengths": _ARRIVALS,
+    "servegen": ("start",),
+    "sessions": (*_ARRIVALS, "max_think_s"),
+    "batch": (*_ARRIVALS, "output", "tokenizer"),
+}
+"""Of the flags of drawn requests and of single formats, those that a format of traces heeds; the others say all."""
+
+
+def check_workload(arguments: argparse.Namespace, *, rate_is_asked: bool = False) -> None:
+    """Raises InvalidOption for flags that would be of no effect; `rate_is_asked` if --request-rate is about something
+    else than arrivals."""
+    given = set(given_flags(arguments, (*_ARRIVALS, *_REQUESTS, *_TRACES_ONLY))) - {"trace_format"}
+    if rate_is_asked:
+        given.discard("request_rate")
+    rates = [name for name in _RATE if name in given]
+    if "rate_phases" in rates and len(rates) > 1:
+        raise InvalidOption("--rate-phases says all about the rate: leave out --request-rate and --on-off")
+    if "burstiness" in given and arguments.arrivals == "constant":
+        raise InvalidOption("--burstiness is of gamma gaps: leave it out, or --arrivals constant")
+    if arguments.trace is not None:
+        name = _trace_format(arguments)
+        idle, why = given - set(_HEEDED.get(name, ())), f"a trace ({name}) says that itself"
+        if idle & set(_RATE):
+            why += ", and --speed-up changes its pace"
+    else:
+        idle, why = given & set(_TRACES_ONLY), "there is no --trace that it could be about"
+        if arguments.users is not None and not arguments.tenant and given & set(_ARRIVALS):
+            idle, why = given & set(_ARRIVALS), "--users ask when they have their answer"
+    if idle:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(idle))
+        raise InvalidOption(f"leave out {flags}: {why}")
+
+
+def given_flags(arguments: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Those of these that are not as they are by default."""
+    default = arguments.parser.get_default
+    return [name for name in names if getattr(arguments, name) != default(name)]
+
+
 def workload(arguments: argparse.Namespace) -> Workload:
     """What these flags ask. Files are read as the run gets there.
 
@@ -205,7 +252,10 @@ _REAL = ("request_rate", "burstiness", "think_time", "ttft_deadline_ms", "e2e_de
 def _value(key: str, text: str, where: str) -> object:
     try:
         if key in _WHOLE:
-            return int(text)
+            number = int(text)
+            if number < 0 and key != "priority":
+                raise InvalidOption(f"{where} must be at least 0")
+            return number
         return float(text) if key in _REAL else text
     except ValueError as error:
         raise InvalidOption(f"{where} must be a number") from error
@@ -225,9 +275,9 @@ def _stream(flags: _Stream, contents: Contents, seed: int) -> Workload:
         e2e_within_s=_seconds(flags.e2e_deadline_ms),
     )
     if flags.users is not None:
-        if flags.num_prompts is None:
-            raise InvalidOption("--users ask until --num-prompts were asked: say how many")
-        return ClosedLoop(kind, flags.users, flags.think_time, contents, seed, flags.num_prompts)
+        # Without a number they ask until --duration is over, which cuts what follows answers as well.
+        num_requests = sys.maxsize if flags.num_prompts is None else flags.num_prompts
+        return ClosedLoop(kind, flags.users, flags.think_time, contents, seed, num_requests)
     return open_loop(kind, _arrivals(flags), contents, seed, flags.num_prompts)
 
 
@@ -259,9 +309,7 @@ def _traced(arguments: argparse.Namespace, seed: int) -> Workload:
     if arguments.tenant or arguments.users is not None:
         raise InvalidOption("a trace says who asks when: leave out --tenant and --users")
     path: Path = arguments.trace
-    if not path.exists():
-        raise InvalidOption(f"{path}: there is no such file")
-    name = arguments.trace_format or guess_format(path)
+    name = _trace_format(arguments)
     asked: Iterable[Asked]
     match name:
         case "mooncake":
@@ -281,6 +329,14 @@ def _traced(arguments: argparse.Namespace, seed: int) -> Workload:
         case _:
             asked = _batch(arguments, path, seed)
     return asked if arguments.num_prompts is None else islice(asked, arguments.num_prompts)
+
+
+def _trace_format(arguments: argparse.Namespace) -> str:
+    """Raises InvalidOption if there is no such file, or nobody knows what it is."""
+    path: Path = arguments.trace
+    if not path.exists():
+        raise InvalidOption(f"{path}: there is no such file")
+    return arguments.trace_format or guess_format(path)
 
 
 def _batch(arguments: argparse.Namespace, path: Path, seed: int) -> Iterable[Asked]:
@@ -316,12 +372,14 @@ def guess_format(path: Path) -> str:
     Raises:
         InvalidOption: nothing known.
     """
-    from chairlift.sim.traces.reading import csv_rows, json_rows
-
     if path.is_dir():
         return "servegen"
-    row = next(json_rows(path) if ".jsonl" in path.suffixes else csv_rows(path), None)
-    names = set() if row is None else set(row.values)
+    if {".tar", ".tgz", ".zip"} & set(path.suffixes):
+        raise InvalidOption(f"{path} is an archive: unpack it, and name the folder or file in it")
+    row = next(rows(path), None)
+    if row is None:
+        raise InvalidOption(f"{path} has no requests")
+    names = set(row.values)
     for name, signs in (
         ("mooncake", {"timestamp", "input_length"}),
         ("azure", {"TIMESTAMP"}),

@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from chairlift.bench.status_line import StatusLine
-from chairlift.cli.disaggregated_flags import add_split_flag, link, pool_setups
+from chairlift.cli.disaggregated_flags import add_split_flag, check_link, link, pool_setups
+from chairlift.cli.interrupt import EXIT_INTERRUPTED, Interrupt
 from chairlift.cli.journal_flags import add_journal_flags
 from chairlift.cli.numbers import named_limit
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.report import SimulationRecord, add_window_flags, empty_figure, slots_window, write_page
-from chairlift.cli.results import check_path, write_json
+from chairlift.cli.results import check_apart, check_path, write_json
 from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_setups
-from chairlift.cli.sim_workload_flags import add_workload_flags, workload
+from chairlift.cli.sim_workload_flags import add_workload_flags, check_workload, given_flags, workload
 from chairlift.core.errors import InvalidOption
 from chairlift.journal.options import JournalOptions
 
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
     from chairlift.sim.run import Simulation
 
 PRESETS = ("lesson", "slots")
+HEEDED_BY_PRESETS = ("preset", "disable_tqdm", "config", "run", "parser")
+HEEDED_BY_LESSON = (
+    *("max_concurrent", "plot", "max_num_seqs", "output"),
+    *("request_rate", "num_prompts", "seed", "output_json"),
+)
+MAX_LESSON = 1 << 20
+"""Requests that the lesson keeps in memory."""
+MAX_SLOTS = 4096
+"""Of the lesson: its cache has room for the longest answers in all of them, twice."""
 MAX_OUTPUT = 1 << 20
 INTERVAL_S = 0.5
 """Between two updates of the progress line."""
@@ -98,28 +108,34 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InvalidOption: flags that make no sense.
     """
-    for path in (arguments.output_json, arguments.requests_jsonl, arguments.report, arguments.plot):
-        check_path(path)
+    written = {name: getattr(arguments, name) for name in ("output_json", "requests_jsonl", "report", "plot", "trace")}
+    for name, path in written.items():
+        if name != "trace":
+            check_path(path)
+    check_apart(**written, journal=None if arguments.journal is None else Path(arguments.journal))
     if arguments.plot is not None and arguments.preset != "lesson":
         raise InvalidOption("--plot draws the lesson; --report makes pictures of other runs")
     if arguments.preset is not None:
         return _run_preset(arguments)
+    _check_flags(arguments)
     from chairlift.sim.disaggregated import DisaggregatedSimulation
-    from chairlift.sim.fleet import make_fleet
+    from chairlift.sim.fleet import make_fleet, pool_names
     from chairlift.sim.result import figures
     from chairlift.sim.router import make_router
     from chairlift.sim.run import Simulation
     from chairlift.sim.table import to_table
 
     percents = _numbers("--percentiles", arguments.percentiles)
-    limits_ms = dict(map(_limit, arguments.goodput or ()))
+    limits_ms = dict(limits := [_limit(text) for text in arguments.goodput or ()])
+    if len(limits_ms) < len(limits):
+        raise InvalidOption("--goodput takes one limit of each kind")
     record = None if arguments.report is None else SimulationRecord(slots_window(arguments))
     follow = None if record is None else record.follow
-    setups, journal = engine_setups(arguments), None
+    setups, names, journal = engine_setups(arguments), list[str](), None
     if arguments.split is not None:
-        setups = pool_setups(setups, arguments.split)
+        setups, names = pool_setups(setups, arguments.split), pool_names(*arguments.split)
     if arguments.journal is None:
-        fleet = make_fleet(setups, arguments.seed or 0, follow)
+        fleet = make_fleet(setups, arguments.seed or 0, follow, names)
     else:
         replica, journal = _recorded(arguments, setups, follow)
         fleet = [replica]
@@ -136,19 +152,32 @@ def run(arguments: argparse.Namespace) -> int:
     terminal = sys.stderr if sys.stderr.isatty() and not arguments.disable_tqdm else None
     progress = Progress(StatusLine(terminal, time.monotonic, INTERVAL_S))
 
-    def watch(simulation: Simulation) -> None:
-        progress.show(simulation)
-        if journal is not None:
-            journal.write()
-
     begun = time.monotonic()
-    simulation.run(float("inf") if arguments.until is None else arguments.until, watch)
-    progress.clear()
-    if journal is not None:
-        journal.close()
+    with Interrupt() as interrupt:
+
+        def watch(simulation: Simulation) -> None:
+            progress.show(simulation)
+            if journal is not None:
+                journal.write()
+            if interrupt.asked:
+                raise _Stopped
+
+        try:
+            simulation.run(math.inf if arguments.until is None else arguments.until, watch)
+        except _Stopped:
+            pass
+        finally:
+            progress.clear()
+            if journal is not None:
+                journal.close()
+    if interrupt.asked:
+        print(
+            f"chairlift: stopped after {simulation.now:.2f} simulated seconds; this is how far it came", file=sys.stderr
+        )
     result = simulation.result() if pools is None else pools.result()
     if not result.served:
-        raise InvalidOption("the workload asks nothing")
+        before = "" if arguments.until is None else f" before {arguments.until:g} s"
+        raise InvalidOption(f"the workload asks nothing{before}")
     values = figures(result, percents, limits_ms)
     if arguments.endless_cache:
         values["endless_prefix_hit_rate"] = _endless_hit_rate(result)
@@ -161,7 +190,32 @@ def run(arguments: argparse.Namespace) -> int:
     if record is not None:
         whole = None if pools is None else result
         write_page(arguments.report, [record.picture(arguments.report.stem, simulation.result(), whole)])
-    return 0
+    return EXIT_INTERRUPTED if interrupt.asked else 0
+
+
+class _Stopped(Exception):
+    """Somebody pressed Ctrl-C, and the run is between two moments."""
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    """Raises InvalidOption for what would have no effect, or makes no sense."""
+    check_workload(arguments)
+    check_link(arguments)
+    if arguments.until is not None and not arguments.until > 0.0:
+        raise InvalidOption("--until must be above 0")
+    for needed, names in (
+        ("report", ("slots_from", "slots_until")),
+        ("requests_jsonl", ("token_times",)),
+        ("preset", ("max_concurrent",)),
+    ):
+        if getattr(arguments, needed) is None and (idle := given_flags(arguments, names)):
+            raise InvalidOption(
+                f"{_flag(idle[0])} is about --{needed.replace('_', '-')}: leave it out, or say that too"
+            )
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _recorded(
@@ -264,14 +318,18 @@ def _run_preset(arguments: argparse.Namespace) -> int:
     from chairlift.report.lesson import draw_lesson
     from chairlift.sim.presets import slot_lines
 
-    for name in ("requests_jsonl", "report", "journal", "trace", "tenant", "users", "replica"):
-        if getattr(arguments, name) is not None:
-            raise InvalidOption(f"a preset knows what it serves: leave out --{name.replace('_', '-')}")
+    heeded = {*HEEDED_BY_PRESETS, *(HEEDED_BY_LESSON if arguments.preset == "lesson" else ())}
+    names = (name for name in vars(arguments) if name not in heeded)
+    if idle := given_flags(arguments, names):
+        raise InvalidOption(f"a preset knows what it serves: leave out {', '.join(map(_flag, idle))}")
     if arguments.preset == "slots":
         print("\n".join(slot_lines()))
         return 0
     figure = None if arguments.plot is None else empty_figure(arguments.plot)
-    rows = _print_lesson(_lesson(arguments), _caps(arguments.max_concurrent), sys.stdout)
+    lesson, caps = _lesson(arguments), _caps(arguments.max_concurrent)
+    if max(caps, default=0) > lesson.max_num_seqs:
+        raise InvalidOption(f"--max-concurrent is at most the {lesson.max_num_seqs} slots: ask for more --max-num-seqs")
+    rows = _print_lesson(lesson, caps, sys.stdout)
     if figure is not None:
         draw_lesson(rows, figure, arguments.plot)
     if arguments.output_json is not None:
@@ -296,6 +354,13 @@ def _lesson(arguments: argparse.Namespace) -> Lesson:
 
     lesson = Lesson()
     traffic = lesson.traffic
+    for name, bound in (("num_prompts", MAX_LESSON), ("max_num_seqs", MAX_SLOTS)):
+        value = getattr(arguments, name)
+        if value is not None and not 1 <= value <= bound:
+            raise InvalidOption(f"{_flag(name)} of the lesson must be between 1 and {bound}")
+    rate = arguments.request_rate
+    if rate is not None and not 0.0 < rate < math.inf:
+        raise InvalidOption("--request-rate must be above 0 and finite")
     if arguments.num_prompts is not None:
         traffic = replace(traffic, num_requests=arguments.num_prompts)
     if arguments.seed is not None:
@@ -316,8 +381,8 @@ def _lesson(arguments: argparse.Namespace) -> Lesson:
     lesson = replace(lesson, traffic=traffic)
     if arguments.max_num_seqs is not None:
         lesson = replace(lesson, max_num_seqs=arguments.max_num_seqs)
-    if arguments.request_rate is not None:
-        lesson = replace(lesson, rates=(arguments.request_rate,))
+    if rate is not None:
+        lesson = replace(lesson, rates=(rate,))
     return lesson
 
 

@@ -16,6 +16,9 @@ from typing import Literal, get_args
 
 from chairlift.core.errors import InvalidOption
 
+LEAST_IN_CYCLE = 1e-4
+"""Or looking for the next arrival takes for ever."""
+
 GapName = Literal["poisson", "gamma", "constant"]
 
 
@@ -97,8 +100,15 @@ class Arrivals:
             raise InvalidOption(f"gaps must be one of {', '.join(get_args(GapName))}, not {self.gaps!r}")
         if not 0.0 < self.burstiness < math.inf:
             raise InvalidOption("burstiness must be above 0")
-        if not any(phase.num_expected > 0.0 for phase in self.phases):
+        num_expected = 0.0
+        for phase in self.phases:
+            num_expected += phase.num_expected
+            if math.isinf(phase.duration_s):
+                break
+        if not num_expected > 0.0:
             raise InvalidOption("with these request rates nothing ever arrives")
+        if self.repeats and num_expected < LEAST_IN_CYCLE:
+            raise InvalidOption(f"fewer than {LEAST_IN_CYCLE:g} arrivals are expected each time the rates repeat")
 
     def times(self, random: Random) -> Iterator[float]:
         """Arrivals, ascending, in seconds; endless if the last phase is or they repeat."""

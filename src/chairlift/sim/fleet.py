@@ -16,6 +16,8 @@ from chairlift.sim.cost.noise import NoisyCost
 from chairlift.sim.replica import Replica, StepListener
 from chairlift.sim.workload import VOCAB_SIZE
 
+MAX_ENGINES = 4096
+
 Follow = Callable[[str, Scheduler], Observer]
 """Makes who hears of every step of an engine, given its name and scheduler."""
 
@@ -68,11 +70,19 @@ class EngineSetup:
         )
 
 
-def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
-    """One engine of each setup, named by its place, each with noise of its own; `follow` makes who hears of it."""
+def make_fleet(
+    setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None, names: Sequence[str] = ()
+) -> list[Replica]:
+    """One engine of each setup, each with noise of its own; `follow` makes who hears of it. Without names they have
+    that of their place."""
     fleet = []
     for i, setup in enumerate(setups):
-        name, scheduler = f"engine-{i}", setup.scheduler()
+        name, scheduler = names[i] if names else f"engine-{i}", setup.scheduler()
         on_step = None if follow is None else follow(name, scheduler).on_step
         fleet.append(setup.replica(name, noise_seed=(seed << 16) + i, on_step=on_step, scheduler=scheduler))
     return fleet
+
+
+def pool_names(num_prefill: int, num_decode: int) -> list[str]:
+    """Of the engines of two pools."""
+    return [*(f"prefill-{i}" for i in range(num_prefill)), *(f"decode-{i}" for i in range(num_decode))]

@@ -12,9 +12,13 @@ from typing import Protocol
 
 from chairlift.core.errors import InvalidOption
 
+MAX_TOKENS = 1 << 24
+"""Longest prompt, and longest answer. A prompt is spelled before an engine refuses it."""
+_MAX_LOG = math.log(MAX_TOKENS) + 1.0
+
 
 class Lengths(Protocol):
-    """A distribution of lengths, in tokens, at least 1."""
+    """A distribution of lengths, in tokens, from 1 to `MAX_TOKENS`."""
 
     def draw(self, random: Random) -> int: ...
 
@@ -27,6 +31,7 @@ class Fixed:
 
     def __post_init__(self) -> None:
         _check(self.tokens >= 1, "a length must be at least 1")
+        _check(self.tokens <= MAX_TOKENS, f"a length must be at most {MAX_TOKENS}")
 
     def draw(self, random: Random) -> int:
         return self.tokens
@@ -41,6 +46,7 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check(1 <= self.low <= self.high, "uniform lengths go from at least 1 upwards")
+        _check(self.high <= MAX_TOKENS, f"a length must be at most {MAX_TOKENS}")
 
     def draw(self, random: Random) -> int:
         return random.randint(self.low, self.high)
@@ -48,7 +54,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class LogNormal:
-    """Median `median`, standard deviation of the logarithm `sigma`; cut to whole tokens and to 1 .. `most`."""
+    """Median `median`, standard deviation of the logarithm `sigma`; whole tokens, 1 .. `most` or `MAX_TOKENS`."""
 
     median: float
     sigma: float
@@ -59,7 +65,8 @@ class LogNormal:
         _check(self.most >= 1, "log-normal lengths: at most 1 or more")
 
     def draw(self, random: Random) -> int:
-        return int(min(max(math.exp(random.gauss(math.log(self.median), self.sigma)), 1.0), self.most, 2.0**31))
+        log = random.gauss(math.log(self.median), self.sigma)
+        return int(min(max(math.exp(min(log, _MAX_LOG)), 1.0), self.most, MAX_TOKENS))
 
 
 class Empirical:
@@ -70,8 +77,12 @@ class Empirical:
     """
 
     def __init__(self, counts: Iterable[tuple[float, float]]) -> None:
-        pairs = [(max(1, round(length)), count) for length, count in counts if count]
-        _check(all(count > 0 for _, count in pairs) and bool(pairs), "empirical lengths: nothing to draw from")
+        found = [pair for pair in counts if pair[1]]
+        _check(
+            all(0 < count < math.inf for _, count in found) and bool(found), "empirical lengths: nothing to draw from"
+        )
+        _check(all(abs(length) <= MAX_TOKENS for length, _ in found), f"a length must be at most {MAX_TOKENS}")
+        pairs = [(max(1, round(length)), count) for length, count in found]
         self._lengths = [length for length, _ in pairs]
         self._ends = list(accumulate(count for _, count in pairs))
 

@@ -59,6 +59,11 @@ def is_completed(served: Served) -> bool:
     )
 
 
+def is_cut(served: Served) -> bool:
+    """Whether an answer is shorter than was asked: the longest sequence, or the cache, left no room for more."""
+    return any(finish.num_output_tokens < served.asked.num_output for finish in served.finishes)
+
+
 def ttft_s(served: Served) -> float | None:
     return None if served.first_token is None else ttft(served.asked.arrival, served.first_token)
 
@@ -137,6 +142,8 @@ def figures(
         "num_requests": len(result.served),
         "completed": len(completed),
         "refused": sum(served.error is not None for served in result.served),
+        "first_refusal": next((served.error for served in result.served if served.error is not None), None),
+        "cut": sum(map(is_cut, completed)),
         "unfinished": sum(not served.is_over for served in result.served),
         "finish_reasons": dict(sorted(reasons.items())),
         "total_input_tokens": num_input,
@@ -156,7 +163,7 @@ def figures(
         values["goodput"] = per_s(num_good)
         values["good_share"] = num_good / len(result.served) if result.served else 0.0
     values["replicas"] = [_replica_figures(replica, result) for replica in result.replicas]
-    values["tenants"] = _tenant_figures(completed, duration_s, percents)
+    values["tenants"] = _tenant_figures(result.served, duration_s, percents)
     return values
 
 
@@ -179,19 +186,21 @@ def _replica_figures(replica: Replica, result: Result) -> dict[str, Any]:
     }
 
 
-def _tenant_figures(completed: list[Served], duration_s: float, percents: Sequence[float]) -> list[dict[str, Any]]:
+def _tenant_figures(all_served: list[Served], duration_s: float, percents: Sequence[float]) -> list[dict[str, Any]]:
     """By who asked, if several did."""
     groups: dict[tuple[str, str], list[Served]] = {}
-    for served in completed:
+    for served in all_served:
         groups.setdefault((served.asked.principal, served.asked.tenant), []).append(served)
     if len(groups) < 2:
         return []
     rows = []
-    for (principal, tenant), group in sorted(groups.items()):
+    for (principal, tenant), asked in sorted(groups.items()):
+        group = [served for served in asked if is_completed(served)]
         tokens = sum(served.num_output_tokens for served in group)
         row: dict[str, Any] = {
             "principal": principal,
             "tenant": tenant,
+            "num_requests": len(asked),
             "completed": len(group),
             "total_input_tokens": sum(served.asked.prompt.num_tokens for served in group),
             "total_output_tokens": tokens,

@@ -29,6 +29,8 @@ def to_table(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
         ("prefix cache", f"{100 * rate:.1f} % of {figures['prefix_queried_tokens']} prompt tokens found{bound}"),
         ("preemptions", str(figures["num_preemptions"])),
     ]
+    if figures["refused"]:
+        head.append(("refused", f"{figures['refused']}, the first because {figures['first_refusal']}"))
     if "goodput" in figures:
         head.append(("goodput", f"{figures['goodput']:.2f} requests/s, {100 * figures['good_share']:.1f} % of all"))
     sections = ["\n".join(f"{name:<14}{text}" for name, text in head), _latencies(figures, percents)]
@@ -37,13 +39,15 @@ def to_table(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
     else:
         sections.append(_engine(figures["replicas"][0]))
     if figures["tenants"]:
-        sections.append(_tenants(figures["tenants"]))
+        sections.append(_tenants(figures["tenants"], max(percents)))
     return "\n\n".join(sections)
 
 
 def _odd(figures: Mapping[str, Any]) -> str:
     """Requests that did not come to a good end."""
     odd = [f"{figures[name]} {name}" for name in ("refused", "unfinished") if figures[name]]
+    if figures["cut"]:
+        odd.append(f"{figures['cut']} cut at the longest sequence or by the cache")
     for reason, number in figures["finish_reasons"].items():
         if reason not in ("stop", "length"):
             odd.append(f"{number} answers ended by {reason}")
@@ -86,19 +90,22 @@ def _replicas(replicas: Iterable[Mapping[str, Any]]) -> str:
     return _aligned(rows)
 
 
-def _tenants(tenants: Sequence[Mapping[str, Any]]) -> str:
-    rows = [["tenant", "completed", "in", "out", "out/s", "TTFT p50 ms", "TTFT p99 ms", "E2E p50 ms", "E2E p99 ms"]]
+def _tenants(tenants: Sequence[Mapping[str, Any]], most: float) -> str:
+    """With the median of latencies, and the highest of the percentiles that were asked for."""
+    heads = [f"{name} p{percent:g} ms" for name in ("TTFT", "E2E") for percent in (50, most)]
+    rows = [["tenant", "completed", "in", "out", "out/s", *heads]]
     for tenant in tenants:
         name = "/".join(part for part in (tenant["principal"], tenant["tenant"]) if part) or "-"
-        latencies = [tenant.get(f"{p}_{name_}_ms", 0.0) for name_ in ("ttft", "e2el") for p in ("median", "p99")]
+        places = ("median", f"p{most:g}")
+        latencies = [tenant.get(f"{place}_{latency}_ms") for latency in ("ttft", "e2el") for place in places]
         rows.append(
             [
                 name,
-                str(tenant["completed"]),
+                f"{tenant['completed']} of {tenant['num_requests']}",
                 str(tenant["total_input_tokens"]),
                 str(tenant["total_output_tokens"]),
                 f"{tenant['output_throughput']:.1f}",
-                *(f"{value:.1f}" for value in latencies),
+                *("-" if value is None else f"{value:.1f}" for value in latencies),
             ]
         )
     return _aligned(rows)

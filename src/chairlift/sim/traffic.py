@@ -6,14 +6,16 @@ Each stream draws from random streams of its own, named after it: another stream
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from random import Random
 
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.arrivals import Arrivals
-from chairlift.sim.lengths import Fixed, Lengths
+from chairlift.sim.lengths import MAX_TOKENS, Fixed, Lengths
 from chairlift.sim.workload import Asked, Blocks, Contents, Part, Workload, blocks
 
 PROMPT, OUTPUT, ONCE = Fixed(1000), Fixed(150), Fixed(1)
@@ -42,8 +44,8 @@ class Kind:
     e2e_within_s: float | None = None
 
     def __post_init__(self) -> None:
-        if self.prefix < 0 or self.think_s < 0:
-            raise InvalidOption("a shared prefix and a time to think must be at least 0")
+        if not 0 <= self.prefix <= MAX_TOKENS or not 0.0 <= self.think_s < math.inf:
+            raise InvalidOption("a shared prefix and a time to think must be at least 0, and not endless")
 
 
 class Stream:
@@ -136,11 +138,11 @@ def merged(workloads: Iterable[Workload]) -> Workload:
 
 
 def until(workload: Workload, seconds: float) -> Workload:
-    """What arrives before then."""
+    """What arrives before then; also of what follows an answer."""
     for asked in workload:
         if asked.arrival >= seconds:
             return
-        yield asked
+        yield from _changed([asked], lambda one: one if one.arrival < seconds else None)
 
 
 def faster(workload: Workload, factor: float) -> Workload:
@@ -154,7 +156,24 @@ def faster(workload: Workload, factor: float) -> Workload:
 def without_contents(workload: Workload) -> Workload:
     """The same lengths, and no two prompts that begin alike: what a prefix cache is worth, by leaving it nothing."""
     contents = Contents()
+
+    def apart(asked: Asked) -> Asked:
+        content, num_tokens = contents.take(), asked.prompt.num_tokens
+        return replace(asked, prompt=Blocks((Part(content, content, num_tokens),), num_tokens))
+
+    return _changed(workload, apart)
+
+
+def _changed(workload: Workload, change: Callable[[Asked], Asked | None]) -> Iterator[Asked]:
+    """What `change` makes of each request, and of each that follows an answer, in its turn; None for one less."""
     for asked in workload:
-        content = contents.take()
-        num_tokens = asked.prompt.num_tokens
-        yield replace(asked, prompt=Blocks((Part(content, content, num_tokens),), num_tokens))
+        one = change(asked)
+        if one is not None:
+            follow = one.follow
+            yield one if follow is None else replace(one, follow=partial(_follow_changed, follow, change))
+
+
+def _follow_changed(
+    follow: Callable[[float], Workload], change: Callable[[Asked], Asked | None], now: float
+) -> Workload:
+    return _changed(follow(now), change)

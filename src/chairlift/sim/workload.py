@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.core.checks import ANY_TOKEN
+from chairlift.core.errors import InvalidOption
 from chairlift.core.types import Request, SamplingParams
 
 VOCAB_SIZE = ANY_TOKEN
@@ -89,12 +90,12 @@ class Contents:
         """The first of `count` numbers in a row.
 
         Raises:
-            OverflowError: there are no more tokens to tell contents apart.
+            InvalidOption: there are no more tokens to tell contents apart.
         """
         first = self._next
         self._next += count
         if self._next > VOCAB_SIZE:
-            raise OverflowError(f"a workload of more than {VOCAB_SIZE} contents")
+            raise InvalidOption(f"a workload of more than {VOCAB_SIZE} contents")
         return first
 
 

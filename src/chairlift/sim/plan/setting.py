@@ -10,12 +10,10 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import OrderName
 from chairlift.sim.cost.scaled import scaled
 from chairlift.sim.disaggregated import DisaggregatedSimulation, Link
-from chairlift.sim.fleet import EngineSetup, make_fleet
+from chairlift.sim.fleet import MAX_ENGINES, EngineSetup, make_fleet, pool_names
 from chairlift.sim.router import make_router
 from chairlift.sim.run import Simulation
 from chairlift.sim.workload import Workload
-
-MAX_ENGINES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +73,7 @@ class Setting:
             raise InvalidOption("prefill and decode pools need a link between them")
         num_prefill, num_decode = fleet.split
         decode = replace(setup, enable_prefix_caching=True)
-        engines = make_fleet([setup] * num_prefill + [decode] * num_decode, seed)
-        for i, engine in enumerate(engines):
-            engine.name = f"prefill-{i}" if i < num_prefill else f"decode-{i - num_prefill}"
+        engines = make_fleet([setup] * num_prefill + [decode] * num_decode, seed, names=pool_names(*fleet.split))
         routers = make_router(fleet.router), make_router(fleet.router)
         return DisaggregatedSimulation(workload, engines[:num_prefill], engines[num_prefill:], link, routers)
 

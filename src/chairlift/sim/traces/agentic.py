@@ -84,7 +84,9 @@ class _Session:
         width = self._block_tokens
         parts = [Part(self._first_content + first, self._first_content + last, width) for first, last in _ranges(entry)]
         rest = num_tokens - sum((part.last - part.first + 1) * width for part in parts)
-        if rest > 0:
+        if rest < 0:
+            raise entry.error(f"its blocks hold {num_tokens - rest} tokens, more than the {num_tokens} of the prompt")
+        if rest:
             content = self._contents.take()
             parts.append(Part(content, content, rest))
         return Blocks(tuple(parts), num_tokens)

@@ -18,12 +18,15 @@ from chairlift.sim.lengths import Lengths
 from chairlift.sim.traces.reading import Row, json_rows
 from chairlift.sim.workload import VOCAB_SIZE, Asked, Literal
 
+MAX_CHOICES = 128
+"""As many as a server gives."""
+
 Encode = Callable[[str], list[int]]
 
 
 def words(text: str) -> list[int]:
     """A token for each word, the same for the same word; no tokenizer, but prefixes are equal where texts are."""
-    return [zlib.crc32(word.encode()) % (VOCAB_SIZE - 1) + 1 for word in text.split()]
+    return [zlib.crc32(word.encode("utf-8", "surrogatepass")) % (VOCAB_SIZE - 1) + 1 for word in text.split()]
 
 
 def batch_file(
@@ -50,7 +53,7 @@ def batch_file(
             arrival=arrival,
             prompt=Literal(tuple(content)),
             num_output=_num_output(body, output, random),
-            n=body.count("n", least=1) if body.values.get("n") is not None else 1,
+            n=body.count("n", least=1, most=MAX_CHOICES) if body.values.get("n") is not None else 1,
             label=str(row.values.get("custom_id", "")),
         )
 
@@ -73,7 +76,11 @@ def encode_prompt(body: Row, encode: Encode) -> list[int]:
     """
     prompt = body.values.get("prompt")
     if isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt):
+        if not all(0 <= token < VOCAB_SIZE - 1 for token in prompt):
+            raise body.error("a token of the prompt is no token")
         tokens = [token + 1 for token in prompt]  # 0 is what simulated answers consist of
+    elif isinstance(prompt, list) and prompt:
+        raise body.error("prompt must be a text or a list of tokens: one request a line")
     elif isinstance(prompt, str):
         tokens = encode(prompt)
     else:

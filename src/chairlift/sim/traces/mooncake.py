@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from chairlift.sim.traces.reading import Row, json_rows
+from chairlift.sim.traces.reading import Recorded, Row, json_rows
 from chairlift.sim.workload import Asked, Blocks, Contents, Part
 
 BLOCK_TOKENS = 512
@@ -26,19 +26,18 @@ def mooncake(path: Path, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Asked]
     Raises:
         InvalidOption: no such file, or a line of another shape.
     """
-    contents, begun = Contents(MAX_IDS + 1), None
+    contents, recorded = Contents(MAX_IDS + 1), Recorded()
     for row in json_rows(path):
-        time = row.number("timestamp") / 1e3
-        begun = time if begun is None else begun
+        arrival = recorded.at(row, row.number("timestamp") / 1e3)
         num_tokens = row.count("input_length", least=1)
         yield Asked(
-            arrival=max(0.0, time - begun),
+            arrival=arrival,
             prompt=_prompt(row, num_tokens, block_tokens, contents),
             num_output=max(1, row.count("output_length")),
             session=_text(row, "session"),
             tenant=_text(row, "tenant") or "",
             principal=_text(row, "principal") or "",
-            priority=row.count("priority", least=-(2**31)) if "priority" in row.values else 0,
+            priority=row.count("priority", least=-(2**31), most=2**31) if "priority" in row.values else 0,
         )
 
 

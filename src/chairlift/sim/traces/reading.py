@@ -11,23 +11,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from chairlift.core.errors import InvalidOption
+from chairlift.sim.lengths import MAX_TOKENS
 
 MAX_LINE_CHARACTERS = 64 << 20
+LEAST_DATE_S = 1e8
+"""A first arrival from here on is a date: no recording lasts three years."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[TextIOWrapper]:
-    """A text file, unpacked if it ends in .gz.
+    """A text file, unpacked if it ends in .gz; the mark that some programs begin text with is no part of it.
 
     Raises:
         InvalidOption: it cannot be read, or is no text.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield TextIOWrapper(file, encoding="utf-8", newline="")
+            yield TextIOWrapper(file, encoding="utf-8-sig", newline="")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise InvalidOption(f"{path}: cannot be read: {reason}") from error
@@ -49,20 +52,23 @@ class Row:
         Raises:
             InvalidOption: none is, or it is no finite number.
         """
-        value = self._value(names)
+        name = self._name(names)
+        value = self.values[name]
         try:
             number = float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else None
-        except ValueError:
+        except (ValueError, OverflowError):
             number = None
         if number is None or not abs(number) < float("inf"):
-            raise self.error(f"{names[0]} must be a number, not {value!r}")
+            raise self.error(f"{name} must be a number, not {shortened(value)}")
         return number
 
-    def count(self, *names: str, least: int = 0) -> int:
-        """As `number`, a whole one of at least `least`."""
+    def count(self, *names: str, least: int = 0, most: int = MAX_TOKENS) -> int:
+        """As `number`, a whole one of at least `least` and at most `most`."""
         number = self.number(*names)
         if number != int(number) or number < least:
-            raise self.error(f"{names[0]} must be an integer of at least {least}, not {number:g}")
+            raise self.error(f"{self._name(names)} must be an integer of at least {least}, not {number:g}")
+        if number > most:
+            raise self.error(f"{self._name(names)} must be at most {most}, not {number:g}")
         return int(number)
 
     def rows(self, name: str) -> list[Row]:
@@ -83,11 +89,65 @@ class Row:
             raise self.error(f"{name} must be an object")
         return Row(value, f"{self.where}: {name}")
 
-    def _value(self, names: tuple[str, ...]) -> Any:
+    def _name(self, names: tuple[str, ...]) -> str:
         for name in names:
             if name in self.values:
-                return self.values[name]
+                return name
         raise self.error(f"has no {' or '.join(names)}")
+
+
+class Recorded:
+    """Times of the lines of a file as they come: they may not go back, which would put a request into the past.
+
+    They count from the first if `from_first`, or if that is a date: a file of seconds since 1970.
+    """
+
+    def __init__(self, *, from_first: bool = True) -> None:
+        self._from_first = from_first
+        self._first: float | None = None
+        self._before: float | None = None
+
+    def at(self, row: Row, time: float) -> float:
+        """The arrival of a line, in seconds.
+
+        Raises:
+            InvalidOption: before the line above it, or before 0.
+        """
+        if self._first is None:
+            self._first = time if self._from_first or time >= LEAST_DATE_S else 0.0
+        arrival = time - self._first
+        if self._before is None and arrival < 0.0:
+            raise row.error("arrives before 0 s")
+        if self._before is not None and arrival < self._before:
+            raise row.error("arrives before the line above it: sort the file by time")
+        self._before = arrival
+        return arrival
+
+
+def shortened(value: object) -> str:
+    """A value as an error shows it."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of many digits"
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def rows(path: Path) -> Iterator[Row]:
+    """The objects of a JSON lines file, or the lines of a CSV file, by what it begins with.
+
+    Raises:
+        InvalidOption: as for `json_rows` and `csv_rows`.
+    """
+    with opened(path) as file:
+        begin = file.read(4096).lstrip()[:1]
+    return json_rows(path) if begin in ("{", "[") or ".jsonl" in path.suffixes else csv_rows(path)
+
+
+def _lines(file: TextIO, path: Path) -> Iterator[str]:
+    number = 0
+    while line := file.readline(MAX_LINE_CHARACTERS):
+        number += 1
+        if len(line) == MAX_LINE_CHARACTERS:
+            raise InvalidOption(f"{path}:{number}: longer than {MAX_LINE_CHARACTERS} characters")
+        yield line
 
 
 def json_rows(path: Path) -> Iterator[Row]:
@@ -97,12 +157,8 @@ def json_rows(path: Path) -> Iterator[Row]:
         InvalidOption: see `opened`; a line that is no JSON object, or too long to be one.
     """
     with opened(path) as file:
-        number = 0
-        while line := file.readline(MAX_LINE_CHARACTERS):
-            number += 1
+        for number, line in enumerate(_lines(file, path), 1):
             where = f"{path}:{number}"
-            if len(line) == MAX_LINE_CHARACTERS:
-                raise InvalidOption(f"{where}: longer than {MAX_LINE_CHARACTERS} characters")
             if not line.strip():
                 continue
             try:
@@ -121,7 +177,7 @@ def csv_rows(path: Path, *, header: tuple[str, ...] | None = None) -> Iterator[R
         InvalidOption: see `opened`; not CSV.
     """
     with opened(path) as file:
-        reader = csv.DictReader(file, fieldnames=header)
+        reader = csv.DictReader(_lines(file, path), fieldnames=header)
         try:
             for values in reader:
                 yield Row({k: v for k, v in values.items() if k is not None}, f"{path}:{reader.line_num}")

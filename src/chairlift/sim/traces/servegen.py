@@ -27,6 +27,8 @@ from chairlift.sim.workload import Asked, Blocks, Contents, Part, Workload
 _HEADER = ("begin", "rate", "cv", "kind", "p1", "p2")
 _ENTRY = re.compile(r"\s*([0-9.eE+-]+)\s*:\s*([0-9.eE+-]+)\s*")
 DEFAULT_WINDOW_S = 600.0
+LEAST_SHAPE, MOST_SHAPE = 0.01, 1e9
+MOST_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def servegen(
     Raises:
         InvalidOption: no such folder, nothing in it, or a file of another shape.
     """
-    paths = sorted(folder.glob("chunk-*-trace.csv"), key=lambda path: int(path.name.split("-")[1]))
+    paths = sorted(folder.glob("chunk-*-trace.csv"), key=_number)
     if not paths:
         raise InvalidOption(f"{folder} has no chunk-*-trace.csv")
     contents = Contents()
@@ -75,6 +77,14 @@ def servegen(
         random = Random(f"{seed}/{client.name}")
         streams.append(_stream(client, random, contents, start_s, start_s + duration_s))
     return merged(streams)
+
+
+def _number(path: Path) -> int:
+    """Raises InvalidOption for a file that is called after no client."""
+    try:
+        return int(path.name.split("-")[1])
+    except ValueError as error:
+        raise InvalidOption(f"{path}: its name is not chunk-NUMBER-trace.csv") from error
 
 
 def _stream(client: _Client, random: Random, contents: Contents, start_s: float, end_s: float) -> Iterator[Asked]:
@@ -112,8 +122,12 @@ def _read(path: Path, rate_factor: float) -> _Client:
         rate = row.number("rate") * rate_factor
         if rate > 0.0:
             shape = row.number("p1") if row.values["kind"] else 1.0
-            if not shape > 0.0:
-                raise row.error(f"the shape of a distribution must be above 0, not {shape:g}")
+            if not LEAST_SHAPE <= shape <= MOST_SHAPE:
+                raise row.error(
+                    f"the shape of a distribution must be between {LEAST_SHAPE:g} and {MOST_SHAPE:g}, not {shape:g}"
+                )
+            if rate > MOST_RATE:
+                raise row.error(f"a client asks at most {MOST_RATE:g} times a second, not {rate:g}")
             windows.append(_Window(row.number("begin"), rate, str(row.values["kind"]), shape))
     begins = sorted({window.begin for window in windows})
     window_s = min((b - a for a, b in pairwise(begins)), default=DEFAULT_WINDOW_S)
@@ -136,6 +150,8 @@ def _read_lengths(path: Path) -> list[tuple[float, Empirical, Empirical]]:
         raise InvalidOption(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidOption(f"{path}: not lengths by window: {error!r}") from error
+    if not all(math.isfinite(begin) for begin, _, _ in lengths):
+        raise InvalidOption(f"{path}: a window begins at no time")
     return sorted(lengths, key=lambda entry: entry[0])
 
 

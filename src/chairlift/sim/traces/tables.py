@@ -11,7 +11,7 @@ from random import Random
 
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.arrivals import Arrivals
-from chairlift.sim.traces.reading import Row, csv_rows, json_rows
+from chairlift.sim.traces.reading import Recorded, Row, csv_rows, rows, shortened
 from chairlift.sim.workload import Asked, Blocks, Contents, Part
 
 INPUT_NAMES = ("num_prefill_tokens", "ContextTokens", "input_length", "prompt_len", "input_toks", "input_tokens")
@@ -30,15 +30,17 @@ def azure(path: Path) -> Iterator[Asked]:
     Raises:
         InvalidOption: no such file, or a line of another shape.
     """
-    contents, begun = Contents(), None
+    contents, recorded, begun = Contents(), Recorded(), None
     for row in csv_rows(path):
         text = row.values.get("TIMESTAMP")
         try:
             time = datetime.fromisoformat(str(text))
         except ValueError as error:
-            raise row.error(f"TIMESTAMP must be a date and time, not {text!r}") from error
+            raise row.error(f"TIMESTAMP must be a date and time, not {shortened(text)}") from error
         begun = time if begun is None else begun
-        yield _asked(row, max(0.0, (time - begun).total_seconds()), contents)
+        if (time.tzinfo is None) != (begun.tzinfo is None):
+            raise row.error("TIMESTAMP must have a time zone in all lines, or in none")
+        yield _asked(row, recorded.at(row, (time - begun).total_seconds()), contents)
 
 
 def timed(path: Path) -> Iterator[Asked]:
@@ -46,20 +48,20 @@ def timed(path: Path) -> Iterator[Asked]:
 
     `client`, `principal` and `tenant` say who asks, where they are; `blocks16` what prompts have in common: ranges of
     ids of blocks of 16 tokens, each first and last, from 0. A request that was refused (its `first_token_latency` is
-    negative) is left out. JSON lines or CSV, by the file's name.
+    negative) is left out. JSON lines or CSV. Dates (seconds since 1970) count from the first.
 
     Raises:
         InvalidOption: as for `azure`.
     """
-    contents = Contents(FIRST_OWN_CONTENT)
-    for row in _rows(path):
+    contents, recorded = Contents(FIRST_OWN_CONTENT), Recorded(from_first=False)
+    for row in rows(path):
         if "first_token_latency" in row.values and row.number("first_token_latency") < 0.0:
             continue
         if "arrival_time_ns" in row.values:
-            arrival = row.number("arrival_time_ns") / 1e9
+            time = row.number("arrival_time_ns") / 1e9
         else:
-            arrival = row.number("arrived_at", "req_time", "arrival")
-        asked = _asked(row, arrival, contents)
+            time = row.number("arrived_at", "req_time", "arrival")
+        asked = _asked(row, recorded.at(row, time), contents)
         if "blocks16" in row.values:
             asked = replace(asked, prompt=_shared(row, asked.prompt.num_tokens, contents))
         yield asked
@@ -89,7 +91,7 @@ def length_pairs(path: Path) -> Iterator[tuple[int, int]]:
     Raises:
         InvalidOption: as for `azure`.
     """
-    for row in _rows(path):
+    for row in rows(path):
         yield max(1, row.count(*INPUT_NAMES)), max(1, row.count(*OUTPUT_NAMES))
 
 
@@ -120,13 +122,9 @@ def column_counts(text: str) -> Iterator[tuple[float, float]]:
     """
     name, _, column = text.rpartition(":")
     path, column = (Path(name), column) if name else (Path(text), "")
-    for row in _rows(path):
+    for row in rows(path):
         wanted = column or next(iter(row.values))
         yield row.number(wanted), 1.0
-
-
-def _rows(path: Path) -> Iterator[Row]:
-    return json_rows(path) if ".jsonl" in path.suffixes else csv_rows(path)
 
 
 def _asked(row: Row, arrival: float, contents: Contents) -> Asked:
