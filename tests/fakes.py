@@ -140,6 +140,9 @@ class FakeExecutor:
         for join in plan.joins:
             self._require(join.slot not in self._rows, f"slot {join.slot} joins twice")
             tokens = list(join.tokens)
+            given = join.request.block_keys
+            if given is not None:  # the scheduler does not know what they stand for
+                tokens[: given.num_tokens] = join.request.prompt[: given.num_tokens]
             history = digests(root(join.request.salt), tokens)
             self._rows[join.slot] = _Row(join.request, join.choice, tokens, history)
         self._require(len(plan.block_slots) == len(plan.block_ids), "slots and ids of blocks are not parallel")

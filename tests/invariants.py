@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from chairlift.core.prefix import block_content, chain_key, root_key
+from chairlift.core.prefix import content_at, key_after, root_key
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State
 from fakes import check
@@ -99,7 +99,7 @@ def check_blocks(scheduler: Scheduler, sequences: list[Sequence]) -> None:
 def check_index(scheduler: Scheduler) -> None:
     """Every key follows from its content, recomputed; too slow for every step of a large cache."""
     for key, (_, parent, content) in scheduler.kv.index._blocks.items():
-        check(chain_key(parent, content) == key, "a key does not follow from its content")
+        check(key_after(parent, content) == key, "a key does not follow from its content")
 
 
 def check_sequence(scheduler: Scheduler, s: Sequence) -> None:
@@ -131,9 +131,9 @@ def check_published(scheduler: Scheduler, s: Sequence) -> None:
     """What the index says of the last block in a table follows from the sequence's tokens and its salt."""
     block_size = scheduler.kv.block_size
     last = s.published - 1
-    content = block_content(s.tokens[last * block_size : s.published * block_size])
+    content = content_at(s.request, s.tokens, last, block_size)
     check(s.chain[0] == root_key(s.request.salt), "a chain with another salt's root")
-    key = chain_key(s.chain[last], content)
+    key = key_after(s.chain[last], content)
     check(key == s.chain[last + 1], "a chain does not follow from its tokens")
     published = scheduler.kv.index._keys.get(s.blocks[last])
     check(published in (None, key), "a block in a table is published as something else")

@@ -24,6 +24,7 @@ from chairlift.core.errors import InvalidRequest
 from chairlift.core.policy import BatchingName, OrderName, Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
+    BlockKeys,
     CacheShape,
     Finish,
     FinishReason,
@@ -130,7 +131,12 @@ class World:
 
     def __init__(self, limits: Limits, shape: CacheShape, *, enable_prefix_caching: bool, policy: Policy) -> None:
         scheduler = Scheduler(
-            limits, shape, vocab_size=VOCAB_SIZE, enable_prefix_caching=enable_prefix_caching, policy=policy
+            limits,
+            shape,
+            vocab_size=VOCAB_SIZE,
+            enable_prefix_caching=enable_prefix_caching,
+            policy=policy,
+            takes_block_keys=True,
         )
         self.faults = Faults()
         self.executor = FakeExecutor(
@@ -153,6 +159,8 @@ class World:
         self._log = hashlib.sha256()
         self.ledger = Ledger(scheduler)
         self.door = Door(scheduler, self.ledger)
+        self._keys: dict[tuple[int, ...], int] = {}
+        """Of blocks, by all tokens so far: the same under every salt."""
         self._unwanted: set[int] = set()
         """Aborted: gone when the step in progress is over, if not before."""
 
@@ -186,11 +194,22 @@ class World:
         Raises:
             InvalidRequest: as the engine does.
         """
+        if request.id % 3 == 0:
+            request = self._keyed(request)
         if request.id - 1 in self.scheduler._live:
             self._check_refused(replace(request, id=request.id - 1))
         self.engine.add(request)
         self.requests[request.id] = request
         self.door.on_add(request)
+
+    def _keyed(self, request: Request) -> Request:
+        """The same, with keys for the first of its full blocks or for all of them."""
+        size, prompt = self.scheduler.kv.block_size, request.prompt
+        num_blocks = len(prompt) // size
+        count = num_blocks if request.id % 2 else num_blocks // 2
+        beginnings = [tuple(prompt[: (i + 1) * size]) for i in range(count)]
+        keys = [self._keys.setdefault(beginning, len(self._keys)) for beginning in beginnings]
+        return replace(request, block_keys=BlockKeys(size, keys))
 
     def _check_refused(self, request: Request) -> None:
         """An id in use is refused, and nothing comes of it."""

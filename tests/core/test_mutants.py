@@ -30,7 +30,7 @@ from chairlift.core import (
     sequence,
     waits,
 )
-from core import test_fairness, test_precedence, test_scheduler
+from core import test_block_keys, test_fairness, test_precedence, test_scheduler
 from core.swarm import run
 
 NUM_SEEDS = 60
@@ -51,8 +51,8 @@ class Mutant:
 
 MUTANTS = [
     # ------------------------------------------------ blocks and their references
-    Mutant("a shared block is not counted", blocks, "self._refs[block] += 1", "self._refs[block] += 0", quick=True),
-    Mutant("a found block stays free", blocks, "del self._kept[block]", "pass"),
+    Mutant("a shared block is not counted", blocks, "all_refs[block] += 1", "all_refs[block] += 0", quick=True),
+    Mutant("a found block stays free", blocks, "del kept[block]", "pass"),
     Mutant("an overwritten block can still be found", blocks, "return block, True", "return block, False"),
     Mutant(
         "the block used last is overwritten first",
@@ -64,17 +64,22 @@ MUTANTS = [
     Mutant(
         "one block is never given back",
         kv,
-        "in reversed(sequence.blocks):\n            self.pool",
-        "in reversed(sequence.blocks[1:]):\n            self.pool",
+        "self.pool.drop(reversed(sequence.blocks)",
+        "self.pool.drop(reversed(sequence.blocks[1:])",
         quick=True,
     ),
     Mutant(
         "a block is given back twice",
         kv,
-        "keep=block in self.index)",
-        "keep=block in self.index); self.pool.drop(block, False)",
+        "keep=self.index.published)",
+        "keep=self.index.published); self.pool.drop(sequence.blocks, ())",
     ),
-    Mutant("a reference is put on the wrong block", kv, "self.pool.retain(block)", "self.pool.retain(blocks[0])"),
+    Mutant(
+        "a reference is put on the wrong block",
+        kv,
+        "self.pool.retain(blocks)",
+        "self.pool.retain(blocks[:1] * len(blocks))",
+    ),
     Mutant(
         "more blocks are taken than there are",
         planner,
@@ -109,6 +114,20 @@ MUTANTS = [
         "range(sequence.published, computed // self.block_size)",
         "range(sequence.published, len(sequence.blocks))",
     ),
+    Mutant(
+        "other tenants' blocks are found by keys",
+        prefix,
+        'return b"\\0" + given.keys[i].to_bytes(8, "little") if request.salt else given.keys[i]',
+        "return given.keys[i]",
+        test_block_keys.test_keys_find_nothing_under_another_salt,
+    ),
+    Mutant(
+        "a key is found after another beginning",
+        prefix,
+        "if entry is None or entry[1] != parent:",
+        "if entry is None:",
+        test_block_keys.test_a_key_that_was_given_after_another_beginning_is_a_miss,
+    ),
     Mutant("other tenants' blocks are found", prefix, 'sha256(len(salt).to_bytes(8, "little") + salt)', 'sha256(b"")'),
     Mutant(
         "a key forgets what came before the block",
@@ -133,7 +152,7 @@ MUTANTS = [
         "a row that fails frees what it published while others read it",
         kv,
         "for block in sequence.blocks:\n            self.index.forget(block)",
-        "for block in sequence.blocks:\n            self.index.forget(block); self.pool.drop(block, False)",
+        "for block in sequence.blocks:\n            self.index.forget(block); self.pool.drop([block], ())",
     ),
     Mutant(
         "others wait for a prefix nobody computes",

@@ -155,9 +155,9 @@ def test_kept_blocks_are_used_again_least_recently_used_first() -> None:
     pool = BlockPool(3)
     blocks = [pool.take()[0] for _ in range(3)]
     for block in (blocks[1], blocks[0], blocks[2]):
-        pool.drop(block, keep=True)
-    pool.retain(blocks[1])
-    pool.drop(blocks[1], keep=True)
+        pool.drop([block], keep=blocks)
+    pool.retain([blocks[1]])
+    pool.drop([blocks[1]], keep=blocks)
     assert [pool.take()[0] for _ in range(3)] == [blocks[0], blocks[2], blocks[1]]
 
 

@@ -217,9 +217,9 @@ def test_blocks_behind_a_missing_one_are_forgotten() -> None:
     first = chain_key(root_key(b""), block_content([1, 2, 3, 4]))
     second = chain_key(first, block_content([5, 6, 7, 8]))
     lost = index._blocks[second][0]
-    pool.retain(lost)
+    pool.retain([lost])
     index.forget(lost)
-    pool.drop(lost, keep=False)
+    pool.drop([lost], keep=())
 
     assert forget_unreachable(scheduler, {root_key(b""), root_key(b"unused")}) == {root_key(b"")}
     assert list(index._blocks) == [first]

@@ -410,7 +410,7 @@ def test_src_vllm_37152_32_of_one_prompt_in_one_step_get_what_one_alone_gets() -
 
 
 def test_src_openvino_genai_3722_a_collision_of_keys_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chairlift.core.kv.chain_key", lambda parent, content: b"the same for all")
+    monkeypatch.setattr("chairlift.core.kv.key_after", lambda parent, content: b"the same for all")
     run = Run(make_engine())
     requests = [ask(number, length=9) for number in range(3)]
     for request in requests:

@@ -10,7 +10,7 @@ import pytest
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.prefix import block_content, chain_key, root_key
-from chairlift.core.types import FinishReason
+from chairlift.core.types import FinishReason, Request, SamplingParams
 from chairlift.metrics.latency import itls
 from chairlift.sim.arrivals import Arrivals, steady
 from chairlift.sim.cost.plain import PlainCost
@@ -240,25 +240,29 @@ def spelled(cache_size: int, prompt: Sequence[int]) -> list[tuple[bytes, bytes, 
     return found
 
 
+def spelled_out(prompt: Sequence[int]) -> Request:
+    return Request(0, prompt, SamplingParams())
+
+
 def test_landing_leaves_the_cache_as_a_request_that_ended_there_does() -> None:
-    landed, served = SETUP.scheduler().kv, make_fleet([SETUP])[0]
+    landed, served = SETUP.scheduler().kv, make_fleet([replace(SETUP, takes_block_keys=False)])[0]
     simulate([asked(0.0, 100, 1)], [served], RoundRobin())
-    assert land(landed, [1] * 100) == 6
+    assert land(landed, spelled_out([1] * 100), 100) == 6
     cache = served.scheduler.kv
     assert landed.pool.num_kept == cache.pool.num_kept == 6
     assert landed.pool.num_held == cache.pool.num_held == 0
     for key, parent, content in spelled(16, [1] * 100):
         assert landed.index.find(key, parent, content) is not None
         assert cache.index.find(key, parent, content) is not None
-    assert land(landed, [1] * 100) == 6 and landed.pool.num_kept == 6
+    assert land(landed, spelled_out([1] * 100), 100) == 6 and landed.pool.num_kept == 6
 
 
 def test_landing_takes_no_block_that_somebody_holds() -> None:
     cache = replace(SETUP, num_blocks=5).scheduler().kv
     held = [cache.pool.take()[0] for _ in range(2)]
-    assert land(cache, list(range(1, 101))) == 3
+    assert land(cache, spelled_out(range(1, 101)), 100) == 3
     assert [cache.pool.refs(block) for block in held] == [1, 1]
-    assert land(cache, list(range(201, 233))) == 2
+    assert land(cache, spelled_out(range(201, 233)), 32) == 2
     assert len(cache.index) == cache.pool.num_kept == 3
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.fleet import EngineSetup, make_fleet
+from chairlift.sim.requests import RequestMaker
 from chairlift.sim.result import Result, figures
 from chairlift.sim.router import ROUTERS, LeastKV, LeastQueued, PrefixAware, RoundRobin, SessionSticky, make_router
 from chairlift.sim.run import simulate
-from chairlift.sim.workload import RequestMaker
 from sim.worlds import UNIT, asked
 
 SETUP = EngineSetup(cost=UNIT, max_num_seqs=4, max_num_batched_tokens=256, num_blocks=200, block_size=4)
@@ -47,7 +47,8 @@ def test_prefix_aware_goes_where_the_prefix_is() -> None:
 
 
 def test_prefix_aware_finds_prefixes_in_blocks_of_any_size() -> None:
-    fleet = make_fleet([replace(SETUP, block_size=16), SETUP])
+    setup = replace(SETUP, takes_block_keys=False)
+    fleet = make_fleet([replace(setup, block_size=16), setup])
     question = asked(0.0, num_prompt=31, content=1)
     for engine in fleet:
         simulate([question], [engine], RoundRobin())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Container, Iterable
 
 
 class BlockPool:
@@ -52,24 +53,33 @@ class BlockPool:
         self._refs[block] = 1
         return block, True
 
-    def retain(self, block: int) -> None:
-        """One more holder of a held or kept block."""
-        if self._refs[block] == 0:
-            del self._kept[block]
-        self._refs[block] += 1
+    def num_idle(self, blocks: list[int]) -> int:
+        """How many of these blocks nobody holds."""
+        return [*map(self._refs.__getitem__, blocks)].count(0)
 
-    def drop(self, block: int, keep: bool) -> None:
-        """One holder less; the last one leaves the block kept (as the most recently used) or blank.
+    def retain(self, blocks: Iterable[int]) -> None:
+        """One more holder of each of these held or kept blocks."""
+        all_refs, kept = self._refs, self._kept
+        for block in blocks:
+            if all_refs[block] == 0:
+                del kept[block]
+            all_refs[block] += 1
+
+    def drop(self, blocks: Iterable[int], keep: Container[int]) -> None:
+        """One holder less of each, in this order; the last one leaves a block kept (as the most recently used) if it is
+        in `keep`, or blank.
 
         Raises:
             ValueError: nobody holds it. A count below zero is a block given out twice later on.
         """
-        refs = self._refs[block] - 1
-        if refs < 0:
-            raise ValueError(f"block {block} is not held")
-        self._refs[block] = refs
-        if refs == 0:
-            if keep:
-                self._kept[block] = None
-            else:
-                self._blank.append(block)
+        all_refs, kept = self._refs, self._kept
+        for block in blocks:
+            refs = all_refs[block] - 1
+            if refs < 0:
+                raise ValueError(f"block {block} is not held")
+            all_refs[block] = refs
+            if refs == 0:
+                if block in keep:
+                    kept[block] = None
+                else:
+                    self._blank.append(block)

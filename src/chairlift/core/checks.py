@@ -6,17 +6,20 @@ from array import array
 from collections.abc import Sequence as Seq
 
 from chairlift.core.errors import InvalidRequest, NeverFits
-from chairlift.core.types import Request
+from chairlift.core.types import BlockKeys, Request
 
 ANY_TOKEN = 1 << 32
 """Size of a vocabulary of all numbers that the prefix index can tell apart."""
 
 
-def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vocab_size: int) -> None:
-    """Refuse what can never be served.
+def check_request(
+    request: Request, *, max_model_len: int, max_num_seqs: int, vocab_size: int, keyed_block_size: int | None = None
+) -> None:
+    """Refuse what can never be served. A request may bring keys for blocks of `keyed_block_size` tokens; None: no keys.
 
     Raises:
-        InvalidRequest: an empty prompt, a token id outside the vocabulary, or a minimum length that no token may fill.
+        InvalidRequest: an empty prompt, a token id outside the vocabulary, a minimum length that no token may fill, or
+            keys that this engine cannot go by.
         NeverFits: a prompt that leaves no room for a token of output, or more choices than there are slots.
     """
     if not request.prompt:
@@ -32,8 +35,12 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vo
     if not 1 <= request.n <= max_num_seqs:
         raise NeverFits(f"n must be between 1 and {max_num_seqs}", "n")
     params = request.params
+    num_unread = 0
+    if request.block_keys is not None:
+        _check_keys(request.block_keys, len(request.prompt), keyed_block_size)
+        num_unread = request.block_keys.num_tokens
     for name, ids in (
-        ("prompt", request.prompt),
+        ("prompt", request.prompt[num_unread:] if num_unread else request.prompt),
         ("eos_token_ids", request.eos_token_ids),
         ("stop_token_ids", params.stop_token_ids),
         ("logit_bias", [token for token, _ in params.logit_bias]),
@@ -45,6 +52,26 @@ def check_request(request: Request, *, max_model_len: int, max_num_seqs: int, vo
         raise InvalidRequest(
             "min_tokens cannot be reached: every token that is allowed would end the answer", "min_tokens"
         )
+
+
+def _check_keys(given: BlockKeys, num_prompt: int, block_size: int | None) -> None:
+    """Whether the keys are for blocks like ours, no more than the prompt has full ones, and numbers."""
+    if block_size is None:
+        raise InvalidRequest("this engine goes by tokens: it takes no keys for blocks", "block_keys")
+    if given.block_size != block_size:
+        raise InvalidRequest(
+            f"the keys are for blocks of {given.block_size} tokens; this engine has blocks of {block_size}",
+            "block_keys",
+        )
+    if given.num_tokens > num_prompt:
+        raise InvalidRequest(
+            f"{len(given.keys)} keys for blocks of {block_size} tokens are too many for a prompt of {num_prompt}",
+            "block_keys",
+        )
+    try:
+        array("Q", given.keys)
+    except (OverflowError, TypeError):
+        raise InvalidRequest("a key for a block must be an integer from 0 to below 2^64", "block_keys") from None
 
 
 def _leaves(ids: Seq[int], vocab_size: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from chairlift.core.blocks import BlockPool
-from chairlift.core.prefix import PrefixIndex, block_content, chain_key, root_key
+from chairlift.core.prefix import Content, Key, PrefixIndex, begin_chain, content_at, key_after, num_given_keys
 from chairlift.core.sequence import Sequence
 from chairlift.core.types import CacheShape
 
@@ -18,7 +18,7 @@ class KVCache:
         self.index = PrefixIndex()
         self.block_size = shape.block_size
         self._enable_prefix_caching = enable_prefix_caching
-        self._coming: dict[bytes, Sequence] = {}
+        self._coming: dict[Key, Sequence] = {}
         """Keys of blocks that a sequence is about to compute, with that sequence."""
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -32,8 +32,14 @@ class KVCache:
         """
         if not self._enable_prefix_caching:
             return []
-        blocks: list[int] = []
-        for i in range(self._num_matchable(sequence)):
+        num_matchable, chain = self._num_matchable(sequence), sequence.chain
+        if not chain:
+            chain += begin_chain(sequence.request)
+        num_given = min(num_given_keys(sequence.request), num_matchable, len(chain) - 1)
+        blocks = self.index.leading(chain, num_given)
+        if len(blocks) < num_given:
+            return blocks
+        for i in range(num_given, num_matchable):
             parent, content = self._chain_to(sequence, i)
             block = self.index.find(sequence.chain[i + 1], parent, content)
             if block is None:
@@ -61,13 +67,11 @@ class KVCache:
 
     def num_free_after(self, matched: list[int]) -> int:
         """Blocks left to take once the matched ones are attached."""
-        refs = self.pool.refs
-        return self.pool.num_free - sum(1 for block in matched if refs(block) == 0)
+        return self.pool.num_free - self.pool.num_idle(matched)
 
     def attach(self, sequence: Sequence, blocks: list[int]) -> None:
         """Give a sequence without blocks a share in computed ones, and count their tokens as computed."""
-        for block in blocks:
-            self.pool.retain(block)
+        self.pool.retain(blocks)
         sequence.blocks = list(blocks)
         sequence.computed = len(blocks) * self.block_size
         sequence.published = len(blocks)
@@ -103,8 +107,7 @@ class KVCache:
 
     def release(self, sequence: Sequence) -> None:
         """Give up all blocks, the tail first: a prefix outlives what follows it."""
-        for block in reversed(sequence.blocks):
-            self.pool.drop(block, keep=block in self.index)
+        self.pool.drop(reversed(sequence.blocks), keep=self.index.published)
         sequence.blocks = []
         sequence.computed = 0
         sequence.published = 0
@@ -135,12 +138,12 @@ class KVCache:
             limit = min(limit, sequence.scored)
         return limit // self.block_size
 
-    def _chain_to(self, sequence: Sequence, i: int) -> tuple[bytes, bytes]:
+    def _chain_to(self, sequence: Sequence, i: int) -> tuple[Key, Content]:
         """Parent key and content of full block i; the chain then reaches at least key i."""
         chain = sequence.chain
         if not chain:
-            chain.append(root_key(sequence.request.salt))
-        content = block_content(sequence.tokens[i * self.block_size : (i + 1) * self.block_size])
+            chain += begin_chain(sequence.request)
+        content = content_at(sequence.request, sequence.tokens, i, self.block_size)
         if len(chain) == i + 1:
-            chain.append(chain_key(chain[i], content))
+            chain.append(key_after(chain[i], content))
         return chain[i], content

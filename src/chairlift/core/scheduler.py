@@ -69,6 +69,7 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         policy: Policy | None = None,
         join_rule: JoinRule | None = None,
+        takes_block_keys: bool = False,
     ) -> None:
         if not 1 <= limits.max_num_seqs <= limits.max_num_batched_tokens:
             raise InvalidOption("max_num_seqs must be at least 1 and at most max_num_batched_tokens")
@@ -89,6 +90,8 @@ class Scheduler:
             max_step_s=policy.max_step_s,
         )
         self._vocab_size = vocab_size
+        self.takes_block_keys = takes_block_keys
+        """Whether requests may come with keys in the place of tokens: there is no device that would need the tokens."""
         self._service: Service | None = None
         make_line: Callable[[], Line] = Sorted
         if policy.scheduling_policy == "fair":
@@ -140,6 +143,7 @@ class Scheduler:
             max_model_len=self.max_model_len,
             max_num_seqs=self.started_with.max_num_seqs,
             vocab_size=self._vocab_size,
+            keyed_block_size=self.kv.block_size if self.takes_block_keys else None,
         )
         end = self.max_model_len
         if request.params.max_tokens is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol
 
+from chairlift.core.prefix import Key
 from chairlift.core.types import Decisions, Finish, FinishReason, PreemptReason, Request, WaitReason
 
 
@@ -104,12 +105,12 @@ class Sequence:
         self.ends = frozenset(
             params.stop_token_ids if params.ignore_eos else params.stop_token_ids + request.eos_token_ids
         )
-        self.tokens = list(request.prompt)
+        self.tokens = _known_tokens(request)
         self.num_prompt = len(self.tokens)
         self.computed = 0
         self.blocks: list[int] = []
-        self.chain: list[bytes] = []
-        """Prefix keys: the root, then one of each full block hashed so far."""
+        self.chain: list[Key] = []
+        """Prefix keys: the root, then one of each full block that was given or hashed so far."""
         self.published = 0
         """Leading blocks that were offered to the prefix index."""
         self.state = State.WAITING
@@ -122,7 +123,7 @@ class Sequence:
         """Other choices of the request, waiting for this one to compute their common prompt. They have their slots."""
         self.scored = 0 if params.prompt_logprobs is not None else self.num_prompt
         """Highest prompt position whose log-probability was given out; the first token has none."""
-        self.awaited: list[bytes] = []
+        self.awaited: list[Key] = []
         """Keys of blocks that it is going to compute and that others may wait for."""
         self.doom: tuple[FinishReason, str | None] | None = None
         """Why it ends with the step in flight, whatever that gives: aborted, or past a deadline."""
@@ -207,3 +208,11 @@ class Sequence:
                 passed=self.passed,
             ),
         )
+
+
+def _known_tokens(request: Request) -> list[int]:
+    """A copy of the prompt; 0 for each token that keys stand for, which nobody is going to read."""
+    given = request.block_keys
+    if given is None:
+        return list(request.prompt)
+    return [0] * given.num_tokens + list(request.prompt[given.num_tokens :])

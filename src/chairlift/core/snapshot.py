@@ -33,7 +33,7 @@ from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Sorted, Waiting
 from chairlift.core.planner import Planner
 from chairlift.core.policy import Policy
-from chairlift.core.prefix import PrefixIndex, block_content, chain_key, root_key
+from chairlift.core.prefix import Key, PrefixIndex, begin_chain, content_at, key_after, root_key
 from chairlift.core.running import RunningSet
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State, StopMatcher
@@ -292,8 +292,8 @@ class _Restoring:
         if entry.of == "PrefixIndex":
             PrefixIndex.__init__(shell)
             for block, parent, content in fields["entries"]:
-                key = chain_key(_bytes(parent), _bytes(content))
-                shell.publish(block, key, _bytes(parent), _bytes(content))
+                parent, content = _key(parent), _key(content)
+                shell.publish(block, key_after(parent, content), parent, content)
             return
         if entry.of == "Sequence":
             shell.tokens.extend(fields.pop("output"))
@@ -333,18 +333,18 @@ class _Restoring:
         raise ValueError(f"unknown kind of value: {tag}")
 
 
-def _bytes(value: str | bytes) -> bytes:
-    """As taken, or as they come out of JSON."""
+def _key(value: str | bytes | int) -> bytes | int:
+    """A key or a content, as taken or as it comes out of JSON."""
     return b64decode(value) if isinstance(value, str) else value
 
 
 def _restore_chain(sequence: Sequence, block_size: int) -> None:
     """Prefix keys of the blocks that were hashed already."""
     num_chained = len(sequence.chain)
-    sequence.chain = [root_key(sequence.request.salt)] if num_chained else []
-    for i in range(num_chained - 1):
-        content = block_content(sequence.tokens[i * block_size : (i + 1) * block_size])
-        sequence.chain.append(chain_key(sequence.chain[i], content))
+    sequence.chain = begin_chain(sequence.request)[:num_chained]
+    for i in range(len(sequence.chain) - 1, num_chained - 1):
+        content = content_at(sequence.request, sequence.tokens, i, block_size)
+        sequence.chain.append(key_after(sequence.chain[i], content))
 
 
 # ---------------------------------------------------------------- what cannot be reached
@@ -357,7 +357,7 @@ def forget_unreachable(scheduler: Scheduler, roots: set[bytes]) -> set[bytes]:
     such an entry become blank.
     """
     index, pool = scheduler.kv.index, scheduler.kv.pool
-    reached: dict[bytes, bool] = dict.fromkeys(roots, True)
+    reached: dict[Key, bool] = dict.fromkeys(roots, True)
     for last in index._blocks:
         path, key = [], last
         while key not in reached and key in index._blocks:
@@ -369,6 +369,6 @@ def forget_unreachable(scheduler: Scheduler, roots: set[bytes]) -> set[bytes]:
     for block in [entry[0] for key, entry in index._blocks.items() if not reached[key]]:
         index.forget(block)
         if pool.refs(block) == 0:
-            pool.retain(block)
-            pool.drop(block, keep=False)
+            pool.retain([block])
+            pool.drop([block], keep=())
     return used

@@ -148,6 +148,23 @@ def _items(name: str, value: object) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockKeys:
+    """Numbers that stand for the leading blocks of a prompt, from a source that knows which prompts begin alike.
+
+    `keys[i]`, from 0 to below 2^64, stands for all tokens up to the end of block i, of `block_size` tokens each: two
+    requests have the same key there exactly if they begin with the same i + 1 blocks. That is the source's word.
+    """
+
+    block_size: int
+    keys: Seq[int]
+
+    @property
+    def num_tokens(self) -> int:
+        """Leading prompt tokens that the keys stand for."""
+        return len(self.keys) * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What was asked; never changes.
 
@@ -162,6 +179,10 @@ class Request:
 
     `ttft_deadline` and `e2e_deadline` are points in time, in the driver's seconds, by which the first token and the end
     must have come; a request that misses one ends with `FinishReason.DEADLINE`.
+
+    `block_keys` spare a scheduler that computes nothing the tokens: it finds those blocks by their keys and never reads
+    what they stand for. One that was not made for them refuses them, as every engine with a device does. Between equal
+    salts only are keys equal, and never are they taken for a block that came as tokens.
     """
 
     id: int
@@ -176,6 +197,7 @@ class Request:
     tenant: str = ""
     ttft_deadline: float | None = None
     e2e_deadline: float | None = None
+    block_keys: BlockKeys | None = None
 
 
 @dataclass(slots=True)
@@ -217,7 +239,8 @@ class CacheShape:
 @dataclass(slots=True)
 class Join:
     """A sequence takes a slot. `tokens` are all its known tokens: the prompt, then what it generated before a
-    preemption. The list stays the scheduler's: an executor copies what it keeps."""
+    preemption. The list stays the scheduler's: an executor copies what it keeps. Where a request came with keys, 0
+    stands for every token that they stand for."""
 
     slot: int
     request: Request

@@ -69,7 +69,13 @@ class Disguise:
     # ------------------------------------------------------------ inputs
 
     def request(self, request: Request) -> Request:
-        """The same as far as scheduling goes."""
+        """The same as far as scheduling goes.
+
+        Raises:
+            TypeError: it came with keys of blocks, of which a digest knows nothing.
+        """
+        if request.block_keys is not None:
+            raise TypeError("a digest is made of tokens, not of keys for blocks")
         row = Row(self._root_state(root_key(request.salt)))
         prompt = self._follow(row, request.prompt)
         params = request.params

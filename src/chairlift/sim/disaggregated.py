@@ -23,14 +23,14 @@ from functools import partial
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.kv import KVCache
-from chairlift.core.prefix import block_content, chain_key, root_key
+from chairlift.core.prefix import Key, content_at, key_after, root_key
 from chairlift.core.types import Request
 from chairlift.sim.replica import Replica
 from chairlift.sim.result import Result, is_completed
 from chairlift.sim.router import Router
 from chairlift.sim.run import Simulation, Watcher
 from chairlift.sim.served import Served, Stretch
-from chairlift.sim.workload import ANSWER_TOKEN, Asked, Workload
+from chairlift.sim.workload import ANSWER_TOKEN, Asked, Blocks, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,12 @@ class StagePrompt:
     def num_tokens(self) -> int:
         return self.handover.asked.prompt.num_tokens + self.decodes
 
-    def tokens(self) -> list[int]:
-        tokens = self.handover.asked.prompt.tokens()
+    @property
+    def blocks(self) -> Blocks | None:
+        return self.handover.asked.prompt.blocks
+
+    def tokens(self, start: int = 0) -> list[int]:
+        tokens = self.handover.asked.prompt.tokens(start)
         return [*tokens, ANSWER_TOKEN] if self.decodes else tokens
 
 
@@ -224,23 +228,25 @@ class _PoolRouter:
         stage.handover.decode_id = request.id
         pool = replicas[self._num_prefill :]
         index = self._decode.route(asked, request, pool)
-        land(pool[index].scheduler.kv, request.prompt[:-1], request.salt)
+        land(pool[index].scheduler.kv, request, len(request.prompt) - 1)
         return self._num_prefill + index
 
 
-def land(cache: KVCache, prompt: Sequence[int], salt: bytes = b"") -> int:
-    """Put the full blocks of a prompt into a cache as if it had been computed there and nobody held it any longer.
+def land(cache: KVCache, request: Request, num_tokens: int) -> int:
+    """Put the full blocks of the first `num_tokens` of a request's prompt into a cache, as if they had been computed
+    there and nobody held them any longer.
 
     Gives how many blocks can be found: all, unless the others in the cache are held.
     """
     size, pool, index = cache.block_size, cache.pool, cache.index
-    parent, held = root_key(salt), list[int]()
-    for start in range(0, len(prompt) // size * size, size):
-        content = block_content(prompt[start : start + size])
-        key = chain_key(parent, content)
+    parent: Key = root_key(request.salt)
+    held = list[int]()
+    for i in range(num_tokens // size):
+        content = content_at(request, request.prompt, i, size)
+        key = key_after(parent, content)
         block = index.find(key, parent, content)
         if block is not None:
-            pool.retain(block)
+            pool.retain([block])
         elif pool.num_free:
             block, evicted = pool.take()
             if evicted:
@@ -250,6 +256,5 @@ def land(cache: KVCache, prompt: Sequence[int], salt: bytes = b"") -> int:
             break
         held.append(block)
         parent = key
-    for block in reversed(held):
-        pool.drop(block, keep=True)
+    pool.drop(reversed(held), keep=index.published)
     return len(held)

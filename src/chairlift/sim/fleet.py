@@ -13,10 +13,9 @@ from chairlift.core.types import CacheShape, Limits
 from chairlift.sim.cost.changing import for_one_engine
 from chairlift.sim.cost.model import CostModel
 from chairlift.sim.cost.noise import NoisyCost
+from chairlift.sim.keys import KeyMaker
 from chairlift.sim.replica import Replica, StepListener
 from chairlift.sim.workload import VOCAB_SIZE
-
-MAX_ENGINES = 4096
 
 Follow = Callable[[str, Scheduler], Observer]
 """Makes who hears of every step of an engine, given its name and scheduler."""
@@ -40,6 +39,8 @@ class EngineSetup:
     noise: float = 0.0
     join_rule: JoinRule | None = None
     """Of an engine that lets others join than ours does: see `sim/rules`."""
+    takes_block_keys: bool = True
+    """Whether prompts of numbered contents need not be spelled with tokens, which changes nothing but the time."""
 
     def scheduler(self) -> Scheduler:
         """Raises InvalidOption for limits that go with nothing."""
@@ -50,6 +51,7 @@ class EngineSetup:
             enable_prefix_caching=self.enable_prefix_caching,
             policy=self.policy,
             join_rule=self.join_rule,
+            takes_block_keys=self.takes_block_keys,
         )
 
     def replica(
@@ -60,29 +62,33 @@ class EngineSetup:
         recorder: Recorder | None = None,
         on_step: StepListener | None = None,
         scheduler: Scheduler | None = None,
+        keys: KeyMaker | None = None,
     ) -> Replica:
-        """An engine that has served nothing yet, on `scheduler` if somebody else must know it too."""
+        """An engine that has served nothing yet, on `scheduler` if somebody else must know it too. Only engines that
+        have their `keys` from one maker can serve together what comes with keys."""
         cost = for_one_engine(self.cost)
         if self.noise:
             cost = NoisyCost(cost, self.noise, noise_seed)
         return Replica(
-            name, self.scheduler() if scheduler is None else scheduler, cost, recorder=recorder, on_step=on_step
+            name,
+            self.scheduler() if scheduler is None else scheduler,
+            cost,
+            recorder=recorder,
+            on_step=on_step,
+            keys=KeyMaker(self.block_size) if keys is None else keys,
         )
 
 
-def make_fleet(
-    setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None, names: Sequence[str] = ()
-) -> list[Replica]:
-    """One engine of each setup, each with noise of its own; `follow` makes who hears of it. Without names they have
-    that of their place."""
+def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
+    """One engine of each setup, named by its place, each with noise of its own; `follow` makes who hears of it."""
     fleet = []
+    keys = {setup.block_size: KeyMaker(setup.block_size) for setup in setups}
     for i, setup in enumerate(setups):
-        name, scheduler = names[i] if names else f"engine-{i}", setup.scheduler()
+        name, scheduler = f"engine-{i}", setup.scheduler()
         on_step = None if follow is None else follow(name, scheduler).on_step
-        fleet.append(setup.replica(name, noise_seed=(seed << 16) + i, on_step=on_step, scheduler=scheduler))
+        fleet.append(
+            setup.replica(
+                name, noise_seed=(seed << 16) + i, on_step=on_step, scheduler=scheduler, keys=keys[setup.block_size]
+            )
+        )
     return fleet
-
-
-def pool_names(num_prefill: int, num_decode: int) -> list[str]:
-    """Of the engines of two pools."""
-    return [*(f"prefill-{i}" for i in range(num_prefill)), *(f"decode-{i}" for i in range(num_decode))]

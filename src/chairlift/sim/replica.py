@@ -15,6 +15,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
 from chairlift.sim.cost.changing import ChangingCost
 from chairlift.sim.cost.model import CostModel, LineModel
+from chairlift.sim.keys import KeyMaker
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
 
@@ -75,9 +76,12 @@ class Replica:
         *,
         recorder: Recorder | None = None,
         on_step: StepListener | None = None,
+        keys: KeyMaker | None = None,
     ) -> None:
         self.name = name
         self.scheduler = scheduler
+        self.keys = keys if recorder is None and scheduler.takes_block_keys else None
+        """Makes the keys of all blocks in its cache; None: prompts come as tokens, as all that is recorded does."""
         self.tally = Tally()
         self.ledger = Ledger()
         self.is_busy = False

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from chairlift.core.errors import InvalidOption
-from chairlift.core.prefix import block_content, chain_key, root_key
+from chairlift.core.prefix import begin_chain, content_at, key_after, num_given_keys
 from chairlift.core.types import Request
 from chairlift.sim.replica import Replica
 from chairlift.sim.workload import Asked
@@ -125,14 +125,20 @@ def _cached_tokens(request: Request, replicas: Sequence[Replica]) -> list[int]:
     found = [0] * len(replicas)
     for size in sorted(sizes):
         looking = [i for i, replica in enumerate(replicas) if replica.scheduler.kv.block_size == size]
-        parent = root_key(request.salt)
-        for start in range(0, (len(request.prompt) - 1) // size * size, size):
-            content = block_content(request.prompt[start : start + size])
-            key = chain_key(parent, content)
+        num_blocks = (len(request.prompt) - 1) // size
+        chain = begin_chain(request)
+        num_given = min(num_given_keys(request), num_blocks)
+        for i in looking:
+            found[i] = len(replicas[i].scheduler.kv.index.leading(chain, num_given)) * size
+        looking = [i for i in looking if found[i] == num_given * size]
+        parent = chain[num_given]
+        for block in range(num_given, num_blocks):
+            content = content_at(request, request.prompt, block, size)
+            key = key_after(parent, content)
             looking = [i for i in looking if replicas[i].scheduler.kv.index.find(key, parent, content) is not None]
             if not looking:
                 break
             for i in looking:
-                found[i] = start + size
+                found[i] = (block + 1) * size
             parent = key
     return found

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.events import Events, Rank
+from chairlift.sim.keys import KeyMaker
 from chairlift.sim.replica import Replica
+from chairlift.sim.requests import RequestMaker
 from chairlift.sim.result import Result
 from chairlift.sim.router import Router
 from chairlift.sim.served import Served
-from chairlift.sim.workload import Asked, RequestMaker, Workload
+from chairlift.sim.workload import Asked, Workload
 
 WATCHED_EVENTS = 512
 """Moments between two calls of who watches a run."""
@@ -50,7 +52,7 @@ class Simulation:
         self._router = router
         self._arrivals: Iterator[Asked] = iter(workload)
         self._events: Events[Asked | int] = Events()
-        self._maker = RequestMaker()
+        self._maker = RequestMaker(_keys_of(replicas))
         self._num_to_come = 0
         """Arrivals on the heap, and answers that somebody may ask on after."""
         self._next_arrival = math.inf
@@ -191,3 +193,9 @@ class Simulation:
                     "batches that wait for a limited time"
                 )
             raise RuntimeError(f"{replica.name} has work, and nothing will ever be done about it")
+
+
+def _keys_of(replicas: Sequence[Replica]) -> KeyMaker | None:
+    """Who makes the keys of all of them; None if there is not one for all."""
+    keys = replicas[0].keys if replicas else None
+    return keys if all(replica.keys is keys for replica in replicas) else None

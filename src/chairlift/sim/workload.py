@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.core.checks import ANY_TOKEN
-from chairlift.core.errors import InvalidOption
-from chairlift.core.types import Request, SamplingParams
 
 VOCAB_SIZE = ANY_TOKEN
 """A token stands for content that is the same wherever it occurs, so that as many are needed as there are contents."""
@@ -26,7 +24,14 @@ class Prompt(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def tokens(self) -> list[int]: ...
+    @property
+    def blocks(self) -> Blocks | None:
+        """What it begins with, or all of it, as contents; None if it is no contents."""
+        ...
+
+    def tokens(self, start: int = 0) -> list[int]:
+        """From the one at `start` on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +49,28 @@ class Blocks:
 
         parts    [7 .. 9] of 64, [30 .. 30] of 20        tokens    7 * 64, 8 * 64, 9 * 64, 30 * 20
 
-    `num_tokens` cuts the last content where a prompt ends within it.
+    `num_tokens` cuts the last content where a prompt ends within it. A content has the same width wherever it occurs.
     """
 
     parts: tuple[Part, ...]
     num_tokens: int
 
-    def tokens(self) -> list[int]:
+    @property
+    def blocks(self) -> Blocks:
+        return self
+
+    def tokens(self, start: int = 0) -> list[int]:
         if len(self.parts) == 1 and self.parts[0].first == self.parts[0].last:
-            return [self.parts[0].first] * self.num_tokens
+            return [self.parts[0].first] * max(0, self.num_tokens - start)
         tokens: list[int] = []
+        skipped = 0
         for part in self.parts:
-            for content in range(part.first, part.last + 1):
+            # Contents that end before the start are not spelled.
+            num_before = 0 if tokens else min(part.last - part.first + 1, max(0, start - skipped) // part.width)
+            skipped += num_before * part.width
+            for content in range(part.first + num_before, part.last + 1):
                 tokens += [content] * part.width
-        del tokens[self.num_tokens :]
-        return tokens
+        return tokens[start - skipped : self.num_tokens - skipped]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +83,12 @@ class Literal:
     def num_tokens(self) -> int:
         return len(self.content)
 
-    def tokens(self) -> list[int]:
-        return list(self.content)
+    @property
+    def blocks(self) -> None:
+        return None
+
+    def tokens(self, start: int = 0) -> list[int]:
+        return list(self.content[start:])
 
 
 def blocks(*parts: Part) -> Blocks:
@@ -90,12 +106,12 @@ class Contents:
         """The first of `count` numbers in a row.
 
         Raises:
-            InvalidOption: there are no more tokens to tell contents apart.
+            OverflowError: there are no more tokens to tell contents apart.
         """
         first = self._next
         self._next += count
         if self._next > VOCAB_SIZE:
-            raise InvalidOption(f"a workload of more than {VOCAB_SIZE} contents")
+            raise OverflowError(f"a workload of more than {VOCAB_SIZE} contents")
         return first
 
 
@@ -122,28 +138,3 @@ class Asked:
 
 
 Workload = Iterable[Asked]
-
-
-class RequestMaker:
-    """Makes the engine's requests. Parameters are made once for each length: checking them costs more than a step."""
-
-    def __init__(self) -> None:
-        self._params: dict[int, SamplingParams] = {}
-
-    def make(self, request_id: int, asked: Asked) -> Request:
-        params = self._params.get(asked.num_output)
-        if params is None:
-            params = self._params[asked.num_output] = SamplingParams(max_tokens=asked.num_output, ignore_eos=True)
-        ttft, e2e = asked.ttft_within_s, asked.e2e_within_s
-        return Request(
-            id=request_id,
-            prompt=asked.prompt.tokens(),
-            params=params,
-            arrival=asked.arrival,
-            n=asked.n,
-            priority=asked.priority,
-            principal=asked.principal,
-            tenant=asked.tenant,
-            ttft_deadline=None if ttft is None else asked.arrival + ttft,
-            e2e_deadline=None if e2e is None else asked.arrival + e2e,
-        )
