@@ -17,6 +17,8 @@ from chairlift.sim.keys import KeyMaker
 from chairlift.sim.replica import Replica, StepListener
 from chairlift.sim.workload import VOCAB_SIZE
 
+MAX_ENGINES = 4096
+
 Follow = Callable[[str, Scheduler], Observer]
 """Makes who hears of every step of an engine, given its name and scheduler."""
 
@@ -79,12 +81,15 @@ class EngineSetup:
         )
 
 
-def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None) -> list[Replica]:
-    """One engine of each setup, named by its place, each with noise of its own; `follow` makes who hears of it."""
+def make_fleet(
+    setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | None = None, names: Sequence[str] = ()
+) -> list[Replica]:
+    """One engine of each setup, each with noise of its own; `follow` makes who hears of it. Without names they have
+    that of their place."""
     fleet = []
     keys = {setup.block_size: KeyMaker(setup.block_size) for setup in setups}
     for i, setup in enumerate(setups):
-        name, scheduler = f"engine-{i}", setup.scheduler()
+        name, scheduler = names[i] if names else f"engine-{i}", setup.scheduler()
         on_step = None if follow is None else follow(name, scheduler).on_step
         fleet.append(
             setup.replica(
@@ -92,3 +97,8 @@ def make_fleet(setups: Sequence[EngineSetup], seed: int = 0, follow: Follow | No
             )
         )
     return fleet
+
+
+def pool_names(num_prefill: int, num_decode: int) -> list[str]:
+    """Of the engines of two pools."""
+    return [*(f"prefill-{i}" for i in range(num_prefill)), *(f"decode-{i}" for i in range(num_decode))]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from chairlift.core.checks import ANY_TOKEN
+from chairlift.core.errors import InvalidOption
 
 VOCAB_SIZE = ANY_TOKEN
 """A token stands for content that is the same wherever it occurs, so that as many are needed as there are contents."""
@@ -106,12 +107,12 @@ class Contents:
         """The first of `count` numbers in a row.
 
         Raises:
-            OverflowError: there are no more tokens to tell contents apart.
+            InvalidOption: there are no more tokens to tell contents apart.
         """
         first = self._next
         self._next += count
         if self._next > VOCAB_SIZE:
-            raise OverflowError(f"a workload of more than {VOCAB_SIZE} contents")
+            raise InvalidOption(f"a workload of more than {VOCAB_SIZE} contents")
         return first
 
 
