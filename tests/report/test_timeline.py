@@ -16,7 +16,7 @@ from chairlift.core.types import StepOutput, StepPlan
 from chairlift.metrics.latency import percentile
 from chairlift.report.data import Distribution, Run
 from chairlift.report.timeline import Budget, Window
-from chairlift.sim.result import Result, latencies
+from chairlift.sim.result import Result, figures, latencies
 from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
 from sim.worlds import random_setup, random_workload
@@ -138,12 +138,32 @@ def test_totals_are_those_of_the_run(seed: int) -> None:
     assert run.requests == len(result.served)
     assert (run.completed, run.unfinished) == (len(result.completed), 0)
     assert run.refused == sum(served.error is not None for served in result.served)
-    assert run.output_tokens == result.num_output_tokens == sum(map(len, witness.tokens.values()))
+    completed = {served.id for served in result.completed}
+    num_seen = sum(len(times) for (request_id, _), times in witness.tokens.items() if request_id in completed)
+    assert run.output_tokens == result.num_output_tokens == num_seen
     assert run.preemptions == result.replicas[0].scheduler.stats().num_preemptions
     assert run.preemptions == sum(finish.num_preemptions for served in result.served for finish in served.finishes)
     assert engine.num_steps == tally.num_steps
     assert engine.busy_s == about(tally.busy_s)
     assert engine.num_filler_rows == tally.num_filler_rows
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_figures_are_those_of_the_table(seed: int) -> None:
+    """Also where answers came too late, and where alarms are still set when all is over."""
+    result, run, _ = pictured(seed)
+    table = figures(result)
+    assert run.duration_s == about(table["duration"])
+    assert run.engines[0].busy_s / run.duration_s == pytest.approx(table["replicas"][0]["utilization"], abs=1e-4)
+    assert run.output_tokens == table["total_output_tokens"]
+    assert run.output_tokens / run.duration_s == pytest.approx(table["output_throughput"], rel=1e-4)
+    assert (run.prompt_tokens, run.cached_tokens) == (table["prefix_queried_tokens"], table["prefix_hit_tokens"])
+    groups = {group.name: group for group in run.groups}
+    assert sum(group.prompt_tokens for group in run.groups) == table["total_input_tokens"]
+    for row in table["tenants"]:
+        group = groups[row["principal"]]
+        assert (group.requests, group.completed) == (row["num_requests"], row["completed"])
+        assert (group.prompt_tokens, group.output_tokens) == (row["total_input_tokens"], row["total_output_tokens"])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -198,7 +198,7 @@ class SimulationRecord:
         outcomes.labels = {served.id: served.asked.label for served in stages.served if served.asked.label}
         for served in stages.served:
             if served.error is not None:
-                outcomes.num_refused += 1
+                outcomes.refuse(_about(served))
                 continue
             timeline = self._timelines[served.replica]
             if all(finish.first_scheduled is None for finish in served.finishes) and not outcomes.knows(served.id):
@@ -233,7 +233,7 @@ def _outcomes_of(result: Result, names: Names) -> Outcomes:
     outcomes = Outcomes(names)
     for served in result.served:
         if served.error is not None:
-            outcomes.num_refused += 1
+            outcomes.refuse(_about(served))
             continue
         outcomes.ask(_about(served))
         for finish in served.finishes:

@@ -36,7 +36,8 @@ def make_run(
     for timeline in timelines:
         timeline.close(share)
     origin = min((t.origin for t in timelines if t.origin is not None), default=0.0)
-    end = max((t.last for t in timelines if t.last > -inf), default=origin)
+    end = max(outcomes.last, *(t.last for t in timelines)) if timelines else outcomes.last
+    end = origin if end == -inf else end
     max_points = max(MIN_SPANS, int(MAX_POINTS * share))
     engines = [_engine(timeline, origin, end, max_points) for timeline in timelines]
     outcomes.cover_names()
@@ -68,8 +69,8 @@ def make_run(
         refused=outcomes.num_refused,
         unfinished=outcomes.num_open,
         reasons=dict(sorted(outcomes.reasons.items())),
-        prompt_tokens=sum(group.prompt_tokens for group in groups),
-        cached_tokens=sum(group.cached_tokens for group in groups),
+        prompt_tokens=outcomes.num_prompt_tokens,
+        cached_tokens=outcomes.num_cached_tokens,
         output_tokens=sum(group.output_tokens for group in groups),
         preemptions=outcomes.num_preemptions,
         latencies={key: found_one for key, found_one in found.items() if found_one is not None},

@@ -132,7 +132,7 @@ class Distribution(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Group(msgspec.Struct, forbid_unknown_fields=True):
-    """Requests of one who asks."""
+    """Requests of one who asks; tokens of those that were completed."""
 
     name: str
     requests: int
@@ -151,6 +151,7 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     source: str
     """What it was made from."""
     duration_s: float
+    """To the last end of an answer or of a step."""
     requests: int
     completed: int
     refused: int
@@ -158,7 +159,9 @@ class Run(msgspec.Struct, forbid_unknown_fields=True):
     reasons: dict[str, int]
     prompt_tokens: int
     cached_tokens: int
+    """Of the prompts of all that joined and are over."""
     output_tokens: int
+    """Of completed requests."""
     preemptions: int
     latencies: dict[str, Distribution]
     """By `ttft`, `itl`, `e2e`, `queue`: those that have a value."""

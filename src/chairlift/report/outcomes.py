@@ -13,7 +13,7 @@ from chairlift.report.values import Values
 
 @dataclass(slots=True)
 class Group:
-    """Requests of one owner."""
+    """Requests of one owner; tokens of those that were completed."""
 
     num_requests: int = 0
     num_completed: int = 0
@@ -33,6 +33,8 @@ class _Open:
     """That are not over."""
     is_whole: bool
     """Whether all answers were seen and came to their ends."""
+    num_output_tokens: int = 0
+    num_cached_tokens: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
     finished: float = float("-inf")
@@ -54,8 +56,12 @@ class Outcomes:
         self.num_requests = 0
         self.num_completed = 0
         self.num_preemptions = 0
+        self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
+        """Of all that joined and are over: what was looked for in the prefix cache, and what was found."""
         self.num_refused = 0
+        self.last = float("-inf")
+        """End of the last answer."""
         self.reasons: dict[str, int] = {}
         """Answers by what ended them."""
         self.labels: dict[int, str] = {}
@@ -85,6 +91,11 @@ class Outcomes:
         choices = set(range(about.n)) if choices is None else choices
         self._open[about.id] = _Open(about, choices, len(choices) == about.n)
 
+    def refuse(self, about: About) -> None:
+        """A request came, and was turned away."""
+        self.num_refused += 1
+        self.groups[self.owner(about)].num_requests += 1
+
     def is_open(self, request_id: int, choice: int) -> bool:
         """Whether this answer was asked for and is not over."""
         one = self._open.get(request_id)
@@ -106,27 +117,31 @@ class Outcomes:
             return
         self.reasons[finish.reason.value] = self.reasons.get(finish.reason.value, 0) + 1
         self.num_preemptions += finish.num_preemptions
-        group = self.groups[self.owner(one.about)]
-        group.num_output_tokens += finish.num_output_tokens
+        self.last = max(self.last, finish.finished)
+        one.num_output_tokens += finish.num_output_tokens
         if finish.first_scheduled is not None:
             one.first_scheduled = _least(one.first_scheduled, finish.first_scheduled)
         if finish.first_token is not None:
             one.first_token = _least(one.first_token, finish.first_token)
         one.finished = max(one.finished, finish.finished)
         one.is_whole = one.is_whole and finish.reason in (FinishReason.STOP, FinishReason.LENGTH)
-        if finish.choice == 0:
-            group.num_cached_tokens += finish.num_cached_tokens
+        if finish.choice == 0 and finish.first_scheduled is not None:
+            one.num_cached_tokens = finish.num_cached_tokens
             self.num_cached_tokens += finish.num_cached_tokens
-            group.num_prompt_tokens += finish.num_prompt_tokens
+            self.num_prompt_tokens += finish.num_prompt_tokens
         one.choices.remove(finish.choice)
         if not one.choices:
             del self._open[finish.id]
             if one.is_whole:
-                self._complete(one, group)
+                self._complete(one)
 
-    def _complete(self, one: _Open, group: Group) -> None:
+    def _complete(self, one: _Open) -> None:
+        group = self.groups[self.owner(one.about)]
         self.num_completed += 1
         group.num_completed += 1
+        group.num_prompt_tokens += one.about.num_prompt_tokens
+        group.num_cached_tokens += one.num_cached_tokens
+        group.num_output_tokens += one.num_output_tokens
         arrival = one.about.arrival
         if one.first_scheduled is not None:
             self.queue.add(one.first_scheduled - arrival)

@@ -19,7 +19,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue")
 
 @dataclass(slots=True)
 class Result:
-    """A run up to `ended_at`, in seconds from its start."""
+    """A run up to `ended_at`, in seconds from its start: where the clock stopped, perhaps at an idle alarm."""
 
     served: list[Served]
     replicas: Sequence[Replica]
@@ -34,12 +34,15 @@ class Result:
 
     @property
     def duration_s(self) -> float:
-        """From the start to the last end of an answer."""
-        return max((f for served in self.served if (f := served.finished) is not None), default=self.ended_at)
+        """From the start to the last end of an answer or of a step: the time that all figures are about."""
+        ends = [finish.finished for served in self.served for finish in served.finishes]
+        ends += [replica.tally.last_end for replica in self.replicas]
+        return max(ends, default=0.0) or self.ended_at
 
     @property
     def num_output_tokens(self) -> int:
-        return sum(served.num_output_tokens for served in self.served)
+        """Of completed requests: nobody has use for the others."""
+        return sum(served.num_output_tokens for served in self.completed)
 
     @property
     def inter_token_latencies(self) -> Counted:
@@ -123,9 +126,8 @@ def figures(
 
     Latencies are in milliseconds. With limits there is a goodput: good requests a second, and their share of all.
     """
-    completed, duration_s = result.completed, result.duration_s
+    completed, duration_s, num_output = result.completed, result.duration_s, result.num_output_tokens
     num_input = sum(served.asked.prompt.num_tokens for served in completed)
-    num_output = sum(served.num_output_tokens for served in completed)
 
     def per_s(count: float) -> float:
         return count / duration_s if duration_s > 0 else 0.0
@@ -162,19 +164,19 @@ def figures(
         num_good = sum(is_good(served, limits_ms) for served in result.served)
         values["goodput"] = per_s(num_good)
         values["good_share"] = num_good / len(result.served) if result.served else 0.0
-    values["replicas"] = [_replica_figures(replica, result) for replica in result.replicas]
+    values["replicas"] = [_replica_figures(replica, duration_s) for replica in result.replicas]
     values["tenants"] = _tenant_figures(result.served, duration_s, percents)
     return values
 
 
-def _replica_figures(replica: Replica, result: Result) -> dict[str, Any]:
+def _replica_figures(replica: Replica, duration_s: float) -> dict[str, Any]:
     tally, stats = replica.tally, replica.scheduler.stats()
     max_num_seqs = replica.scheduler.started_with.max_num_seqs
     return {
         "name": replica.name,
         "num_steps": tally.num_steps,
         "busy_s": tally.busy_s,
-        "utilization": tally.busy_s / result.ended_at if result.ended_at > 0 else 0.0,
+        "utilization": tally.busy_s / duration_s if duration_s > 0 else 0.0,
         "slot_use": tally.num_rows / (tally.num_steps * max_num_seqs) if tally.num_steps else 0.0,
         "num_filler_rows": tally.num_filler_rows,
         "num_chunk_tokens": tally.num_chunk_tokens,

@@ -892,7 +892,7 @@
       ["answers too late", (run) => run.reasons.deadline || 0, count],
       ["answers failed", (run) => run.reasons.error || 0, count],
       ["Time", (run) => run.duration_s, seconds],
-      ["Output tokens per second", (run) => run.output_tokens / whole_s(run), count],
+      ["Output tokens per second, of completed requests", (run) => run.output_tokens / whole_s(run), count],
       ["Prompt tokens from the cache", (run) => (run.prompt_tokens ? run.cached_tokens / run.prompt_tokens : 0), percent],
       ["Preemptions", (run) => run.preemptions, count],
     ], [
@@ -947,13 +947,13 @@
       return panel;
     });
     const entries = runs.map((_, number) => [runName(number), stroke(() => ({ color: colors[`run-${number}`], dash: number ? [6, 4] : [] }))]);
-    return section("Latencies", "What share of requests (of gaps between tokens) took at most so long. Only requests that came to their end count.",
+    return section("Latencies", "What share of requests (of gaps between tokens) took at most so long. Only requests that came to their end count; gaps are those of all answers.",
       ...(runs.length > 1 ? [legend(entries)] : []), el("div", { className: "panels small" }, ...panels));
   }
 
   function serviceSection() {
     const { input_weight: input, output_weight: output } = runs[0].engines[0].curves;
-    const text = `Tokens computed for each tenant up to each time: ${input} for a prompt token, ${output} for one generated, as fair scheduling charges them.`;
+    const text = `Tokens computed for each tenant up to each time: ${input} for a prompt token, ${output} for one generated, as fair scheduling charges them. In the table, tokens of completed requests.`;
     const entries = ownerNames.map((name) => [name, stroke(() => ownerStyle(name))]);
     const figure = (found, name) => (found ? seconds(found[name]) : "–");
     const rows = runs.flatMap((run, number) => run.groups.map((group) => [
