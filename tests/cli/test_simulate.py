@@ -175,7 +175,7 @@ def test_a_batch_file_in_tokens_or_in_words(tmp_path: Path, capsys: pytest.Captu
         (["--trace", "/nowhere"], "no such file"),
         (["--calibration", "/nowhere"], "cannot read /nowhere"),
         (["--output-json", "/nowhere/x"], "no such folder"),
-        (["--noise", "-1"], "--noise"),
+        (["--noise", "measured"], "--noise measured needs a --calibration"),
         (["--e2e-deadline-ms", "0"], "deadline"),
     ],
 )

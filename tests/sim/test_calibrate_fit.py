@@ -23,6 +23,7 @@ from chairlift.sim.calibrate.nnls import solve_nonnegative
 from chairlift.sim.cost import (
     ChunkCosts,
     Coefficients,
+    NoisyCost,
     RowCosts,
     SmoothCost,
     StepShape,
@@ -281,3 +282,25 @@ def test_disturbed_steps_bend_nothing_and_make_all_of_it_longer() -> None:
     assert percentile(robust, 50.0) == pytest.approx(lengthening, rel=0.01)
     assert percentile(robust, 95.0) - percentile(robust, 5.0) < 0.03
     assert percentile(by_squares, 95.0) - percentile(by_squares, 5.0) > 0.08
+
+
+def test_what_steps_differed_by_is_kept_with_its_tail() -> None:
+    """One step in twenty takes twice as long: so do those that are drawn, and on average they take what they did."""
+    ordinary = steps_by(TRUTH, drawn_shapes(800, seed=6))
+    late = [replace(s, step_s=2.0 * s.step_s) if s.group % 20 == 0 else s for s in ordinary]
+    calibration = calibrate(late)
+    deviations = calibration.deviations
+    assert len(deviations) == 201 and list(deviations) == sorted(deviations)
+    mean = (sum(deviations) - (deviations[0] + deviations[-1]) / 2) / 200
+    assert mean == pytest.approx(1.0)
+    assert deviations[150] / deviations[50] == pytest.approx(1.0, abs=0.01)
+    assert deviations[198] / deviations[100] == pytest.approx(2.0, rel=0.05)
+    cost = calibration.cost(lambda _: None, noise_seed=1)
+    assert isinstance(cost, NoisyCost) and cost.deviations == deviations
+
+
+@pytest.mark.parametrize("deviations", [(1.0,), (1.0, -1.0), (1.0, math.inf)])
+def test_what_cannot_be_drawn_from_is_no_calibration(deviations: tuple[float, ...]) -> None:
+    calibration = calibrate(steps_by(TRUTH, drawn_shapes(100, seed=6)))
+    with pytest.raises(InvalidOption, match="is not a calibration"):
+        decode(encode(replace(calibration, deviations=deviations)), "it")

@@ -242,6 +242,18 @@ def test_noise_is_seeded_and_has_mean_one() -> None:
     assert not isinstance(one, LineModel)
 
 
+def test_noise_as_measured_is_drawn_evenly_from_its_shares() -> None:
+    cost = SmoothCost(EXAMPLE)
+    step = plan(4, 100)
+    deviations = (0.5, 0.9, 1.0, 1.1, 1.5)
+    one, same = (NoisyCost(cost, 0.0, 3, deviations) for _ in range(2))
+    drawn = [one(step) / cost(step) for _ in range(4000)]
+    assert drawn == [same(step) / cost(step) for _ in range(4000)]
+    assert 0.5 <= min(drawn) < 0.51 and 1.49 < max(drawn) <= 1.5
+    assert statistics.fmean(drawn) == pytest.approx(1.0, abs=0.01)
+    assert sum(factor > 1.1 for factor in drawn) / 4000 == pytest.approx(0.25, abs=0.02)
+
+
 def test_a_warning_comes_once_for_each_regime() -> None:
     told: list[str] = []
     spans = spans_of([StepShape(1, 10), StepShape(8, 4000), StepShape(chunks=((0, 64, True),))])

@@ -125,7 +125,7 @@ def spell(prompt: object, vocab_size: int) -> list[int]:
 
 def costed(setup: EngineSetup, calibration: Calibration) -> EngineSetup:
     """The engine as it was measured, with steps that vary as they did."""
-    return replace(setup, cost=SmoothCost(calibration.coefficients), noise=calibration.noise)
+    return replace(setup, cost=SmoothCost(calibration.coefficients), deviations=calibration.deviations)
 
 
 def predict(setup: EngineSetup, asked: Sequence[Asked]) -> Figures:

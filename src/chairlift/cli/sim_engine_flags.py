@@ -172,11 +172,29 @@ def _add_cost_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--noise",
-        type=float,
+        type=noise,
         default=0.0,
-        metavar="SIGMA",
-        help="standard deviation of the logarithm of what multiplies each step's time (default: 0)",
+        metavar="SIGMA|measured",
+        help="standard deviation of the logarithm of what multiplies each step's time; measured: by how much steps "
+        "differed when --calibration was made (default: 0)",
     )
+
+
+def noise(text: str) -> float | None:
+    """A standard deviation; None for what was measured.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else.
+    """
+    if text == "measured":
+        return None
+    try:
+        sigma = float(text)
+    except ValueError:
+        sigma = -1.0
+    if not 0.0 <= sigma < 10.0:
+        raise argparse.ArgumentTypeError(f"neither a number of at least 0 and below 10 nor measured: {text!r}")
+    return sigma
 
 
 def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
@@ -270,8 +288,6 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
         max_num_seqs = max(1, min(DEFAULT_MAX_NUM_SEQS, arguments.max_num_batched_tokens))
     if max_num_seqs > MAX_NUM_SEQS:
         raise InvalidOption(f"--max-num-seqs must be at most {MAX_NUM_SEQS}")
-    if not 0.0 <= arguments.noise < 10.0:
-        raise InvalidOption("--noise must be at least 0 and below 10")
     num_blocks, rule = num_tokens // arguments.block_size, None
     if arguments.join_by_peak is not None:
         rule = PeakTokens(num_tokens, arguments.join_by_peak, arguments.adapter_tokens)
@@ -286,9 +302,22 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
         block_size=arguments.block_size,
         enable_prefix_caching=arguments.enable_prefix_caching,
         policy=simulated_policy(arguments),
-        noise=arguments.noise,
+        noise=arguments.noise or 0.0,
+        deviations=_deviations(arguments),
         join_rule=rule,
     )
+
+
+def _deviations(arguments: argparse.Namespace) -> tuple[float, ...]:
+    """Raises InvalidOption where noise shall be as measured, and nothing was."""
+    from chairlift.sim.calibrate.calibration import load_calibration
+
+    if arguments.noise is not None:
+        return ()
+    deviations = () if arguments.calibration is None else load_calibration(arguments.calibration).deviations
+    if not deviations:
+        raise InvalidOption("--noise measured needs a --calibration that was made on a machine")
+    return deviations
 
 
 def simulated_policy(arguments: argparse.Namespace) -> Policy:

@@ -27,7 +27,8 @@ Follow = Callable[[str, Scheduler], Observer]
 class EngineSetup:
     """One kind of engine: what its scheduler may do, the cache it has, and what its steps cost.
 
-    `noise` is the standard deviation of the logarithm of what multiplies each step's cost.
+    `noise` is the standard deviation of the logarithm of what multiplies each step's cost, or `deviations` are what
+    that is drawn from (see `NoisyCost`).
     """
 
     cost: CostModel
@@ -39,6 +40,7 @@ class EngineSetup:
     enable_prefix_caching: bool = True
     policy: Policy = field(default_factory=Policy)
     noise: float = 0.0
+    deviations: tuple[float, ...] = ()
     join_rule: JoinRule | None = None
     """Of an engine that lets others join than ours does: see `sim/rules`."""
     takes_block_keys: bool = True
@@ -69,8 +71,8 @@ class EngineSetup:
         """An engine that has served nothing yet, on `scheduler` if somebody else must know it too. Only engines that
         have their `keys` from one maker can serve together what comes with keys."""
         cost = for_one_engine(self.cost)
-        if self.noise:
-            cost = NoisyCost(cost, self.noise, noise_seed)
+        if self.noise or self.deviations:
+            cost = NoisyCost(cost, self.noise, noise_seed, self.deviations)
         return Replica(
             name,
             self.scheduler() if scheduler is None else scheduler,

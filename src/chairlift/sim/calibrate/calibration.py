@@ -23,6 +23,7 @@ from chairlift.sim.cost.smooth import Coefficients, HostCosts, SmoothCost
 MAX_FILE_BYTES = 1 << 20
 HELD_OUT_EVERY = 4
 """One group of steps in so many is kept from the fit, to say how far off it is."""
+NUM_DEVIATIONS = 201
 NORMAL_P84_P16 = 2.0
 """Standard deviations between the 16th and the 84th percentile of a normal distribution."""
 
@@ -39,6 +40,9 @@ class Calibration:
     spans: Mapping[Regime, Span]
     errors: Mapping[Regime, RegimeError]
     noise: float = 0.0
+    deviations: tuple[float, ...] = ()
+    """By what steps of traffic were longer than predicted, at even shares from the least to the most; of mean 1. Longer
+    tails than a normal distribution has, and what the model does not describe."""
     num_steps: int = 0
     """Measured, those held out included."""
     source: Literal["sweep", "journal", "profile"] = "sweep"
@@ -58,7 +62,7 @@ class Calibration:
     def cost(self, warn: Callable[[str], None], *, noise_seed: int | None = None) -> CostModel:
         """The model, which warns outside of what was measured; with a seed, steps vary as they did."""
         watched = WatchedCost(SmoothCost(self.coefficients), self.spans, warn)
-        return watched if noise_seed is None else NoisyCost(watched, self.noise, noise_seed)
+        return watched if noise_seed is None else NoisyCost(watched, self.noise, noise_seed, self.deviations)
 
 
 def calibrate(
@@ -83,6 +87,7 @@ def calibrate(
     """
     used, held = _divided(steps)
     known, unknown = _divided(traffic)
+    deviations: tuple[float, ...] = ()
     cost = fit(used, token_sizes=token_sizes, prior=prior, robust=source != "profile")
     if noise is None:
         noise = noise_of(used, cost)
@@ -90,11 +95,13 @@ def calibrate(
     if source != "profile":
         slower = cost.coefficients.times(level(_without_host(cost), used))
         cost = SmoothCost(replace(slower, host=fit_host(used)))
+        deviations = deviations_of(known or used, cost)
     return Calibration(
         coefficients=cost.coefficients,
         spans=spans_of(step.shape for step in used),
         errors=held_out_errors(held, cost),
         noise=noise,
+        deviations=deviations,
         num_steps=len(steps) + len(traffic),
         source=source,
         machine=machine or {},
@@ -146,6 +153,22 @@ def noise_of(steps: Sequence[Measured], cost: SmoothCost) -> float:
     return (percentile(deviations, 84.13) - percentile(deviations, 15.87)) / NORMAL_P84_P16
 
 
+def deviations_of(steps: Iterable[Measured], cost: SmoothCost) -> tuple[float, ...]:
+    """What steps took as a multiple of what is predicted for them, at `NUM_DEVIATIONS` even shares; of mean 1."""
+    device = _without_host(cost)
+    factors = sorted(
+        min(step.step_s / seconds, OUTLIER)
+        for step in steps
+        if (seconds := device.of_shape(step.shape, step.before)) > 0.0
+    )
+    if not factors:
+        return ()
+    at = [percentile(factors, 100.0 * i / (NUM_DEVIATIONS - 1)) for i in range(NUM_DEVIATIONS)]
+    # Drawn evenly between neighbours, so that the mean is that of the trapezoids.
+    mean = (sum(at) - (at[0] + at[-1]) / 2.0) / (NUM_DEVIATIONS - 1)
+    return tuple(value / mean for value in at)
+
+
 # ---------------------------------------------------------------- the file
 
 
@@ -158,7 +181,7 @@ def decode(data: bytes, where: str) -> Calibration:
     """Raises InvalidOption on anything that is no calibration of this format."""
     try:
         calibration = msgspec.json.decode(data, type=Calibration)
-        _check(calibration.coefficients)
+        _check(calibration.coefficients, calibration.deviations)
     except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
         raise InvalidOption(f"{where} is not a calibration: {error}") from error
     return calibration
@@ -180,7 +203,7 @@ def load_calibration(path: Path) -> Calibration:
     return decode(data, str(path))
 
 
-def _check(c: Coefficients) -> None:
+def _check(c: Coefficients, deviations: Sequence[float]) -> None:
     """Raises ValueError on what no fit gives."""
     parts = (c.decode, c.mixed, c.chunks, c.host)
     numbers = [
@@ -192,9 +215,13 @@ def _check(c: Coefficients) -> None:
     ]
     if not all(0.0 <= number < math.inf for number in numbers):
         raise ValueError("coefficients must be numbers of at least 0")
+    if any(rows.shared_saving_s > rows.context_token_s for rows in (c.decode, c.mixed)):
+        raise ValueError("a shared token cannot cost less than nothing")
     if not 1.0 <= c.power <= 64.0 or c.chunks.tile < 1:
         raise ValueError("power and tile must be at least 1")
     if list(c.token_sizes) != sorted(set(c.token_sizes)):
         raise ValueError("token_sizes must ascend")
+    if not all(0.0 <= factor < math.inf for factor in deviations) or len(deviations) == 1:
+        raise ValueError("deviations must be numbers of at least 0, and two or more if there are some")
     if not c.weights_s + c.token_s + c.decode.step_s > 0.0:
         raise ValueError("a step would take no time")
