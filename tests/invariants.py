@@ -7,6 +7,7 @@ from collections import Counter
 from chairlift.core.prefix import content_at, key_after, root_key
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State
+from chairlift.core.types import StepPlan
 from fakes import check
 
 
@@ -88,12 +89,26 @@ def check_blocks(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     refs = Counter(block for s in sequences for block in s.blocks)
     check(all(pool._refs[block] == num for block, num in refs.items()), "references differ from the block tables")
     check(len(pool._refs) - pool._refs.count(0) == len(refs), "a block is held by nobody")
+    check(pool.num_repeats == refs.total() - len(refs), "holders beyond the first are miscounted")
     check(free.isdisjoint(refs) and len(free) + len(refs) == pool.num_blocks, "blocks free + held = total")
     check(not any(block in index for block in blank), "a blank block can be found")
     check(all(block in index for block in kept), "a kept block cannot be found")
     check(len(index._blocks) == len(index._keys), "the index is no bijection")
     for key, (block, _, _) in index._blocks.items():
         check(index._keys[block] == key, "the index finds a block under another's key")
+
+
+def check_plan(scheduler: Scheduler, plan: StepPlan) -> None:
+    """What a plan says is shared, just after it was made: tables are as they are when it is computed."""
+    live = [*live_sequences(scheduler), *scheduler._running.held]
+    refs = Counter(block for s in live for block in s.blocks)
+    num_shared = (refs.total() - len(refs)) * scheduler.kv.block_size if plan.decodes else 0
+    check(plan.num_shared_context_tokens == min(num_shared, plan.num_context_tokens), "shared tokens are miscounted")
+    rows = [s for s in live if s.state in (State.DECODING, State.HELD)]
+    if plan.decodes and len(rows) == sum(1 for s in live if s.blocks):
+        tables = Counter(block for s in rows for block in s.blocks[: (len(s.tokens) - 1) // scheduler.kv.block_size])
+        num_shared = (tables.total() - len(tables)) * scheduler.kv.block_size
+        check(plan.num_shared_context_tokens == num_shared, "a shared block is not full of computed tokens")
 
 
 def check_index(scheduler: Scheduler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from chairlift.core.types import CacheShape, Chunk, Join, Limits, StepPlan, StepResult
@@ -71,6 +72,9 @@ class TimedExecutor:
         for chunk in plan.chunks:
             self._compute(chunk)
         assert plan.num_context_tokens == context
+        held = Counter(block for table in self.tables.values() for block in table)
+        num_shared = (held.total() - len(held)) * self.cache_shape.block_size
+        assert plan.num_shared_context_tokens == min(num_shared, context)
         assert plan.num_chunk_tokens == sum(chunk.count for chunk in plan.chunks)
         shape = shape_of(plan)
         assert plan.num_chunk_pairs == shape.num_chunk_pairs

@@ -40,7 +40,7 @@ from chairlift.core.types import (
 )
 from core.oracles import Door, Ledger, ideal_steps, tasks
 from fakes import VOCAB_SIZE, FakeExecutor, FakePending, check, expected_answer
-from invariants import check_index, check_invariants
+from invariants import check_index, check_invariants, check_plan
 
 EOS_TOKEN_IDS = tuple(range(10))
 """One token in a hundred ends a sequence."""
@@ -262,6 +262,7 @@ class World:
         self.door.on_plan(plan or StepPlan(-1), now)
         if plan is not None:
             self.ledger.on_plan(plan)
+            check_plan(self.scheduler, plan)
             return True
         forming = self.scheduler._planner.batching.holds and not self.scheduler._planner.closed
         check(not self.is_live or forming, "nothing to do although a request is live")

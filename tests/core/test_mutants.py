@@ -200,6 +200,14 @@ MUTANTS = [
         "self.num_context_tokens += len(self.decoding)",
         "self.num_context_tokens += 1",
     ),
+    Mutant("what is shared is not counted", blocks, "self.num_repeats += 1", "pass"),
+    Mutant("what was shared is counted for ever", blocks, "self.num_repeats -= 1", "pass"),
+    Mutant(
+        "more is shared than there is",
+        planner,
+        "min(self._kv.num_shared_tokens, plan.num_context_tokens)",
+        "self._kv.num_shared_tokens",
+    ),
     # ------------------------------------------------ batches that are held
     Mutant("a held batch is joined in the middle", batching, "num_running == 0 and (", "(", quick=True),
     Mutant(

@@ -69,6 +69,7 @@ def with_plan(lines: list[bytes], i: int, change: Callable[[records.Plan], recor
         ("chunk_tokens", 99),
         ("chunk_pairs", 99),
         ("context_tokens", 99_999),
+        ("shared_context_tokens", 99_999),
     ],
 )
 def test_a_plan_that_differs_in_anything_is_found(name: str, value: object, lines: list[bytes]) -> None:
@@ -211,6 +212,7 @@ def test_every_field_of_a_plan_is_recorded() -> None:
         "num_chunk_tokens",
         "num_chunk_pairs",
         "num_context_tokens",
+        "num_shared_context_tokens",
     }
     assert len(records.Plan.__struct_fields__) == len(StepPlan.__slots__) - 1
 

@@ -13,10 +13,12 @@ class BlockPool:
     Blank blocks are taken first, then kept ones, least recently used first.
     """
 
-    __slots__ = ("_blank", "_kept", "_refs", "num_blocks")
+    __slots__ = ("_blank", "_kept", "_refs", "num_blocks", "num_repeats")
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_repeats = 0
+        """Holders of blocks beyond the first of each, summed."""
         self._refs = [0] * num_blocks
         self._blank = list(range(num_blocks - 1, -1, -1))
         self._kept: OrderedDict[int, None] = OrderedDict()
@@ -63,6 +65,8 @@ class BlockPool:
         for block in blocks:
             if all_refs[block] == 0:
                 del kept[block]
+            else:
+                self.num_repeats += 1
             all_refs[block] += 1
 
     def drop(self, blocks: Iterable[int], keep: Container[int]) -> None:
@@ -78,8 +82,9 @@ class BlockPool:
             if refs < 0:
                 raise ValueError(f"block {block} is not held")
             all_refs[block] = refs
-            if refs == 0:
-                if block in keep:
-                    kept[block] = None
-                else:
-                    self._blank.append(block)
+            if refs:
+                self.num_repeats -= 1
+            elif block in keep:
+                kept[block] = None
+            else:
+                self._blank.append(block)

@@ -21,6 +21,11 @@ class KVCache:
         self._coming: dict[Key, Sequence] = {}
         """Keys of blocks that a sequence is about to compute, with that sequence."""
 
+    @property
+    def num_shared_tokens(self) -> int:
+        """Tokens of blocks that several sequences hold, counted for each holder but one. Such blocks are full."""
+        return self.pool.num_repeats * self.block_size
+
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

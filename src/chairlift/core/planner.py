@@ -100,6 +100,8 @@ class Planner:
         else:
             self._fill_decodes(plan, now)
             self._fill_prefill(plan, now, num_preemptions)
+        if self._kv.pool.num_repeats:
+            plan.num_shared_context_tokens = min(self._kv.num_shared_tokens, plan.num_context_tokens)
 
     @property
     def waits_for(self) -> WaitReason:

@@ -41,14 +41,16 @@ def quiet_steps(scheduler: Scheduler, token: int) -> int:
     return _affordable(scheduler, rows, num_steps) if num_steps > 0 else 0
 
 
-def quiet_rows(scheduler: Scheduler) -> tuple[int, int, int]:
-    """What the next step computes if it is quiet: decoding rows, fillers, and the cached tokens that both read.
+def quiet_rows(scheduler: Scheduler) -> tuple[int, int, int, int]:
+    """What the next step computes if it is quiet: decoding rows, fillers, the cached tokens that both read, and which
+    of these are shared.
 
-    In the one after it, every decoding row reads one token more.
+    In the one after it, every decoding row reads one token more; nothing more is shared, since nobody joins.
     """
     running = scheduler._running
     num_context_tokens = running.num_context_tokens + running.num_filler_tokens
-    return len(running.decoding), len(running.fillers), num_context_tokens
+    num_shared_tokens = min(scheduler.kv.num_shared_tokens, num_context_tokens)
+    return len(running.decoding), len(running.fillers), num_context_tokens, num_shared_tokens
 
 
 def next_decision_at(scheduler: Scheduler) -> float | None:

@@ -296,6 +296,9 @@ class StepPlan:
     num_context_tokens: int = 0
     """Tokens already in the cache that decode rows and fillers read, summed over rows. Cost models and metrics read
     these sums."""
+    num_shared_context_tokens: int = 0
+    """Of those, the tokens of blocks that several sequences hold, prompts under way included, counted for each holder
+    but one: they are read again, and may be near by then."""
 
     @property
     def num_tokens(self) -> int:

@@ -86,6 +86,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     chunk_tokens: int = 0
     chunk_pairs: int = 0
     context_tokens: int = 0
+    shared_context_tokens: int = 0
 
 
 class Begin(msgspec.Struct, tag="begin", frozen=True):

@@ -280,7 +280,8 @@ def describe(plan: records.Plan | None) -> str:
     if plan.fillers:
         parts.append(f"{len(plan.fillers)} fillers in slots {_listed(plan.fillers)}")
     parts.append(
-        f"{plan.chunk_tokens} chunk tokens, {plan.chunk_pairs} pairs of them, {plan.context_tokens} context tokens"
+        f"{plan.chunk_tokens} chunk tokens, {plan.chunk_pairs} pairs of them, {plan.context_tokens} context tokens, "
+        f"{plan.shared_context_tokens} of them shared"
     )
     return "; ".join(parts)
 

@@ -167,6 +167,7 @@ def plan_record(plan: StepPlan, joins: Iterable[tuple[int, int, int, int]], befo
         chunk_tokens=plan.num_chunk_tokens,
         chunk_pairs=plan.num_chunk_pairs,
         context_tokens=plan.num_context_tokens,
+        shared_context_tokens=plan.num_shared_context_tokens,
     )
 
 

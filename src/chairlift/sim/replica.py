@@ -187,10 +187,10 @@ class Replica:
         decision = next_decision_at(self.scheduler)
         if decision is not None and decision < until:
             until = decision
-        num_rows, num_fillers, num_context_tokens = quiet_rows(self.scheduler)
+        num_rows, num_fillers, num_context_tokens, num_shared_tokens = quiet_rows(self.scheduler)
         if self._changing is not None and not self._changing.is_steady(num_rows + num_fillers):
             return None
-        seconds = line.decode_line(num_rows + num_fillers).seconds
+        seconds = line.decode_line(num_rows + num_fillers, num_shared_tokens).seconds
         begins: list[float] = []
         ends: list[float] = []
         for _ in range(most):

@@ -12,6 +12,7 @@ others, and the search over these two is all that is not linear. Errors count re
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +24,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.calibrate.nnls import solve_nonnegative
 from chairlift.sim.cost.changing import padded
-from chairlift.sim.cost.shape import chunk_sums
+from chairlift.sim.cost.shape import StepShape, chunk_sums
 from chairlift.sim.cost.smooth import ChunkCosts, Coefficients, HostCosts, RowCosts, SmoothCost
 
 Floats = NDArray[np.float64]
@@ -34,6 +35,8 @@ TILES = (1, 16, 64)
 DEFAULT_TILE = 64
 FEW_STEPS = 12
 """So few steps of a regime say nothing about its coefficients."""
+FEW_SHARED = 6
+"""So few steps of a regime with shared tokens say nothing about what sharing saves."""
 OUTLIER = 3.0
 """A step that took so many times what is predicted for it was disturbed: it says nothing about the others."""
 ORDINARY = 1.5
@@ -42,19 +45,24 @@ steps are often longer than they should be and never shorter."""
 REFITS = 6
 PULL = 1e-6
 """Of coefficients towards their priors, relative to what the steps say: felt where these say nothing."""
-NUM_BODY, NUM_ROWS, NUM_CHUNKS = 3, 3, 6
+NUM_BODY, NUM_ROWS, NUM_CHUNKS = 3, 4, 6
 """Columns: body, outputs and changes; of decode steps and of mixed ones; of chunks and of steps that have some."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Measured steps as columns. Shapes: [steps] each, `chunks` [steps, 6]: 1 where there are chunks, and the sums."""
+    """Measured steps as columns. Shapes: [steps] each, `chunks` [steps, 6]: 1 where there are chunks, and the sums.
+
+    `own` are context tokens without those that are shared: as a column beside all of them it has what a shared one
+    costs less, and neither that nor what is left of its cost comes out negative. 0 where too few steps have any shared.
+    """
 
     tokens: Floats
     outputs: Floats
     changes: Floats
     rows: Floats
     contexts: Floats
+    own: Floats
     chunks: Floats
     seconds: Floats
 
@@ -69,6 +77,7 @@ class _Table:
             self.changes[chosen],
             self.rows[chosen],
             self.contexts[chosen],
+            self.own[chosen],
             self.chunks[chosen],
             self.seconds[chosen],
         )
@@ -148,7 +157,7 @@ def _fit_body(
         predicted = _columns(some, knee, power) @ x
         loss, x = _solve(some, balance * _trust(some.seconds, predicted, robust), knee, power, prior)
     values = [float(value) for value in x]
-    decode = RowCosts(*values[NUM_BODY : NUM_BODY + NUM_ROWS])
+    decode = _row_costs(*values[NUM_BODY : NUM_BODY + NUM_ROWS])
     chunk_step_s, *chunk_values = values[NUM_BODY + 2 * NUM_ROWS :]
     return loss, Coefficients(
         weights_s=values[0] * knee,
@@ -175,6 +184,11 @@ def _trust(seconds: Floats, predicted: Floats, robust: bool) -> Floats:
     return np.asarray(trust)
 
 
+def _row_costs(step_s: float, row_s: float, shared_token_s: float, saving_s: float) -> RowCosts:
+    """Of the columns of rows."""
+    return RowCosts(step_s, row_s, shared_token_s + saving_s, saving_s)
+
+
 def _chunk_costs(values: Sequence[float], tile: int) -> ChunkCosts:
     chunk_s, token_s, half_square_s, prefix_token_s, tile_pair_s = values
     return ChunkCosts(chunk_s, token_s, half_square_s, prefix_token_s, tile_pair_s, tile)
@@ -198,7 +212,7 @@ def _solve(
 
 
 def _columns(table: _Table, knee: float, power: float) -> Floats:
-    """Body, outputs, changes; decode: step, rows, contexts; mixed: none, rows, contexts; chunks: step and the sums."""
+    """Body, outputs, changes; decode: step, rows, contexts, own; mixed: none, the same; chunks: step and the sums."""
     chunks = table.has_chunks
     alone = np.where(chunks, 0.0, 1.0)
     beside = 1.0 - alone
@@ -210,9 +224,11 @@ def _columns(table: _Table, knee: float, power: float) -> Floats:
             alone,
             alone * table.rows,
             alone * table.contexts,
+            alone * table.own,
             np.zeros_like(alone),
             beside * table.rows,
             beside * table.contexts,
+            beside * table.own,
             table.chunks,
         ]
     )
@@ -225,15 +241,15 @@ def _smooth_max(tokens: Floats, knee: float, power: float) -> Floats:
 
 
 def _vector(c: Coefficients) -> Floats:
-    """Coefficients in the order of the columns."""
+    """Coefficients in the order of the columns. What a prior says of shared tokens is not asked: data sheets do not."""
     chunks = c.chunks
     return np.array(
         [
             c.token_s,
             c.output_s,
             c.change_s,
-            *(c.decode.step_s, c.decode.row_s, c.decode.context_token_s),
-            *(0.0, c.mixed.row_s, c.mixed.context_token_s),
+            *(c.decode.step_s, c.decode.row_s, c.decode.context_token_s, 0.0),
+            *(0.0, c.mixed.row_s, c.mixed.context_token_s, 0.0),
             c.mixed.step_s,
             *(chunks.chunk_s, chunks.token_s, chunks.half_square_s, chunks.prefix_token_s, chunks.tile_pair_s),
         ]
@@ -244,11 +260,14 @@ def _vector(c: Coefficients) -> Floats:
 
 
 def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None, robust: bool) -> RowCosts:
-    """Rows and contexts of mixed steps, as what is left of these steps."""
+    """Rows and contexts of mixed steps, as what is left of these steps.
+
+    Where none of them tells what sharing saves, it saves the same share as in decode steps.
+    """
     mixed = table.of(table.has_chunks & (table.rows > 0.0))
     if len(mixed.seconds) < FEW_STEPS:
         from_prior = c.decode if prior is None else prior.mixed
-        return RowCosts(c.mixed.step_s, from_prior.row_s, from_prior.context_token_s)
+        return replace(from_prior, step_s=c.mixed.step_s)
     body = c.token_s * _smooth_max(mixed.tokens, c.weights_s / c.token_s, c.power) if c.token_s else 0.0
     chunks = c.chunks
     values = [chunks.chunk_s, chunks.token_s, chunks.half_square_s, chunks.prefix_token_s, chunks.tile_pair_s]
@@ -258,13 +277,17 @@ def _fit_mixed(table: _Table, c: Coefficients, prior: Coefficients | None, robus
         + c.change_s * mixed.changes
         + mixed.chunks @ np.array([c.mixed.step_s, *values])
     )
-    columns = np.column_stack([mixed.rows, mixed.contexts])
+    columns = np.column_stack([mixed.rows, mixed.contexts, mixed.own])
     weights = 1.0 / mixed.seconds
-    x = np.zeros(2)
+    x = np.zeros(3)
     for _ in range(REFITS):
         x = solve_nonnegative(columns * weights[:, None], (mixed.seconds - rest) * weights)
         weights = _trust(mixed.seconds, rest + columns @ x, robust)
-    return RowCosts(c.mixed.step_s, float(x[0]), float(x[1]))
+    rows = _row_costs(c.mixed.step_s, *(float(value) for value in x))
+    if mixed.own.any() or not c.decode.context_token_s:
+        return rows
+    share = c.decode.shared_saving_s / c.decode.context_token_s
+    return replace(rows, shared_saving_s=share * rows.context_token_s)
 
 
 def fit_host(steps: Iterable[Measured]) -> HostCosts:
@@ -300,6 +323,18 @@ def _changes(step: Measured, sizes: tuple[int, ...]) -> bool:
     return step.before is not None and padded(step.before, sizes) != padded(step.shape.num_tokens, sizes)
 
 
+def _own(shapes: Sequence[StepShape]) -> Floats:
+    """Context tokens that are not shared, of steps of regimes in which enough steps have shared ones; else 0."""
+    counts = Counter(shape.regime for shape in shapes if shape.num_shared_context_tokens)
+    return np.array(
+        [
+            shape.num_context_tokens - shape.num_shared_context_tokens if counts[shape.regime] >= FEW_SHARED else 0
+            for shape in shapes
+        ],
+        np.float64,
+    )
+
+
 def _table_of(steps: Sequence[Measured], sizes: tuple[int, ...], tile: int) -> _Table:
     shapes = [step.shape for step in steps]
     sums = [chunk_sums(shape.chunks, tile) for shape in shapes]
@@ -309,6 +344,7 @@ def _table_of(steps: Sequence[Measured], sizes: tuple[int, ...], tile: int) -> _
         changes=np.array([_changes(step, sizes) for step in steps], np.float64),
         rows=np.array([shape.num_rows for shape in shapes], np.float64),
         contexts=np.array([shape.num_context_tokens for shape in shapes], np.float64),
+        own=_own(shapes),
         chunks=np.array(
             [
                 (s.num_chunks > 0, max(s.num_chunks - 1, 0), s.num_tokens, s.square / 2, s.prefix_tokens, s.tile_pairs)

@@ -91,4 +91,5 @@ class _Reading:
         if any(scores for *_, scores in plan.chunks):
             return None
         chunks = tuple((start, count, samples) for _, start, count, samples, _ in plan.chunks)
-        return StepShape(len(self._decodes) + len(plan.fillers), plan.context_tokens, chunks)
+        num_rows = len(self._decodes) + len(plan.fillers)
+        return StepShape(num_rows, plan.context_tokens, chunks, plan.shared_context_tokens)

@@ -7,6 +7,7 @@ meanwhile does so for all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -23,11 +24,15 @@ MIN_SHAPES = 48
 """A dozen of each regime for the fit, and as many as a quarter of these to check it."""
 MOST_TIMES_LONGER = 3.0
 """How much longer than told a sweep may take to get that many."""
+JOIN_TOKENS = 2
+"""That a row computes when it joins, before it decodes: the CPU back end computes a single one with a past twice."""
 MAX_CHUNKS = 4
 MAX_MEAN_CONTEXT = 512
 """Tokens for each sequence there may be: long contexts of all at once would take most of the time."""
 ROWS_SHARE = 0.7
 """Of the cache, for rows that decode; the rest is for chunks."""
+SHARED_SHARE = 0.25
+"""Of the shapes with several rows: in how many all of these begin with the same blocks, as with a prefix cache."""
 LONG_CHUNK_SHARE = 0.25
 """Of the shapes with chunks: how many use all of the token budget, as full steps do."""
 
@@ -55,10 +60,14 @@ class Rig:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A step to measure: tokens in the cache of each row that decodes, and (start, count, samples) of each chunk."""
+    """A step to measure: tokens in the cache of each row that decodes, and (start, count, samples) of each chunk.
+
+    All rows begin with the same `num_shared_blocks`.
+    """
 
     contexts: tuple[int, ...]
     chunks: tuple[tuple[int, int, bool], ...]
+    num_shared_blocks: int = 0
 
 
 def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -> Iterator[Measured]:
@@ -96,7 +105,8 @@ def shapes(rig: Rig, seed: int, max_context: int) -> Iterator[Wanted]:
         fullest = number < len(regimes)
         num_rows = most if fullest or not most else _draw(random, 1, most)
         contexts = _contexts(random, rig, num_rows, longest, fullest)
-        yield Wanted(contexts, _chunks(random, rig, regime, contexts, longest))
+        chunks = _chunks(random, rig, regime, contexts, longest)
+        yield Wanted(contexts, chunks, _num_shared_blocks(random, contexts, rig.cache_shape.block_size))
 
 
 def _contexts(random: Random, rig: Rig, num_rows: int, longest: int, fullest: bool) -> tuple[int, ...]:
@@ -108,6 +118,13 @@ def _contexts(random: Random, rig: Rig, num_rows: int, longest: int, fullest: bo
     most = min(longest, most_mean * 5 // 4)
     mean = min(longest, most_mean) if fullest else _draw(random, 1, min(longest, most_mean))
     return tuple(max(1, min(most, round(mean * random.uniform(0.75, 1.25)))) for _ in range(num_rows))
+
+
+def _num_shared_blocks(random: Random, contexts: Sequence[int], block_size: int) -> int:
+    """Of some shapes, a quarter to all of the full blocks that every row has before the tokens that it joins with."""
+    if len(contexts) < 2 or random.random() >= SHARED_SHARE:
+        return 0
+    return math.ceil(random.uniform(0.25, 1.0) * (max(0, min(contexts) - JOIN_TOKENS) // block_size))
 
 
 def _chunks(
@@ -178,15 +195,17 @@ class _Driver:
         Sequences join in steps of their own, which are not timed: it happens once to each.
         """
         free = iter(self._blocks)
+        block_size = self._rig.cache_shape.block_size
+        shared = self._take(free, wanted.num_shared_blocks * block_size)
         rows = list(range(len(wanted.contexts)))
-        # Two tokens of each, as the CPU back end computes a single one with a past twice.
-        width = max(1, self._rig.limits.max_num_batched_tokens // 2)
+        width = max(1, self._rig.limits.max_num_batched_tokens // JOIN_TOKENS)
         for first in range(0, len(rows), width):
             plan = self._plan()
             for slot in rows[first : first + width]:
                 context = wanted.contexts[slot]
-                size = min(2, context, self._rig.limits.max_num_batched_tokens)
-                self._join(plan, slot, context, self._take(free, context + REPEATS + 1))
+                size = min(JOIN_TOKENS, context, self._rig.limits.max_num_batched_tokens)
+                own = self._take(free, context + REPEATS + 1 - len(shared) * block_size)
+                self._join(plan, slot, context, [*shared, *own])
                 _add_chunk(plan, slot, context - size, size, samples=True)
             self._run(plan)
         blocks = [self._take(free, start + size) for start, size, _ in wanted.chunks]
@@ -203,6 +222,7 @@ class _Driver:
             if rows:
                 plan.decodes = rows
                 plan.num_context_tokens = sum(wanted.contexts) + repeat * len(rows)
+                plan.num_shared_context_tokens = len(shared) * block_size * (len(rows) - 1)
             for slot, (start, size, samples) in zip(chunk_slots, wanted.chunks, strict=True):
                 _add_chunk(plan, slot, start, size, samples=samples)
             before = self._num_tokens

@@ -12,8 +12,8 @@ from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.cost.shape import StepShape, shape_of
 
 GROUP_STEPS = 16
-SHARED_TOKENS = 64
-"""Beginning of every fourth prompt, so that the prefix cache has something to find."""
+SHARED_TOKENS = (64, 256)
+"""Beginnings of two prompts in eight, one each, so that the prefix cache has something to find, and rows to share."""
 MAX_PROMPT, MAX_OUTPUT = 1024, 256
 
 
@@ -52,7 +52,7 @@ def run_traffic(
     """
     random = Random(seed)
     ids = count()
-    shared = random.choices(range(vocab_size), k=SHARED_TOKENS)
+    shared = random.choices(range(vocab_size), k=max(SHARED_TOKENS))
     begun = clock()
     live: set[int] = set()
     phases = [1, max(1, limits.max_num_seqs // 16), max(1, limits.max_num_seqs // 4), limits.max_num_seqs]
@@ -61,7 +61,7 @@ def run_traffic(
         wanted = phases[min(int(spent / seconds * len(phases)), len(phases) - 1)]
         while len(live) < wanted:
             number = next(ids)
-            prompt = shared * (number % 4 == 3)
+            prompt = shared[: SHARED_TOKENS[number // 4 % 2]] if number % 4 == 3 else []
             prompt += random.choices(range(vocab_size), k=_draw(random, 8, MAX_PROMPT))
             engine.add(Request(number, prompt[:longest], params(min(_draw(random, 4, MAX_OUTPUT), longest)), clock()))
             live.add(number)

@@ -49,9 +49,9 @@ class ChangingCost:
         self._size = size
         return self.cost(plan) + self.change.seconds
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
         """Of steps that follow one of their own size."""
-        return self.cost.decode_line(num_rows)
+        return self.cost.decode_line(num_rows, num_shared_tokens)
 
     def is_steady(self, num_rows: int) -> bool:
         """Whether the last step was of the size of `num_rows` decodes: the next one lies on their line then."""

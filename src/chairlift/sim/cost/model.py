@@ -16,7 +16,7 @@ class CostModel(Protocol):
 
 
 class DecodeLine(NamedTuple):
-    """Steps in which the same rows decode and nothing else happens: only their context grows.
+    """Steps in which the same rows decode and nothing else happens: only their context grows, by tokens of their own.
 
     seconds = max(base_s + context_token_s * context tokens, least_s)
     """
@@ -40,6 +40,6 @@ class LineModel(Protocol):
 
     def __call__(self, plan: StepPlan) -> float: ...
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
-        """The line of steps of `num_rows` decodes and fillers."""
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
+        """The line of steps of `num_rows` decodes and fillers, which share so many tokens of their contexts."""
         ...

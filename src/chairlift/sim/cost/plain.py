@@ -32,5 +32,5 @@ class PlainCost:
         line = self.decode_line(len(plan.decodes) + len(plan.fillers))
         return line.seconds(plan.num_context_tokens) + self.chunk_token_s * plan.num_chunk_tokens
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
         return DecodeLine(self.step_s + self.row_s * num_rows, self.context_token_s)

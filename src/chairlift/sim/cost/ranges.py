@@ -14,6 +14,10 @@ SLACK = 1.1
 """How far past what was measured a step may be without a warning: a line goes on for a bit."""
 
 
+Sums = tuple[int, int, int, int, int]
+"""Rows, context tokens, chunk tokens, chunk pairs, shared context tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """The smallest and largest sums of the steps that were measured in one regime."""
@@ -22,11 +26,16 @@ class Span:
     num_context_tokens: tuple[int, int]
     num_chunk_tokens: tuple[int, int]
     num_chunk_pairs: tuple[int, int]
+    num_shared_context_tokens: tuple[int, int] = (0, 0)
+    """Where nothing was shared, nothing is saved by it, and no step is outside for that."""
 
-    def excess(self, sums: tuple[int, int, int, int]) -> str | None:
-        """Which of (rows, context tokens, chunk tokens, chunk pairs) is outside, in words; None if none is."""
+    def excess(self, sums: Sums) -> str | None:
+        """Which of the sums is outside, in words; None if none is."""
         spans = (self.num_rows, self.num_context_tokens, self.num_chunk_tokens, self.num_chunk_pairs)
-        for name, value, (low, high) in zip(_NAMES, sums, spans, strict=True):
+        num_shared, (_, most_shared) = sums[-1], self.num_shared_context_tokens
+        if 0 < most_shared * SLACK < num_shared:
+            return f"{num_shared} shared context tokens (measured: up to {most_shared})"
+        for name, value, (low, high) in zip(_NAMES, sums[:4], spans, strict=True):
             if not low <= value * SLACK or not value <= high * SLACK:
                 return f"{value} {name} (measured: {low} to {high})"
         return None
@@ -35,13 +44,19 @@ class Span:
 _NAMES = ("rows", "context tokens", "chunk tokens", "chunk pairs")
 
 
-def sums_of(shape: StepShape) -> tuple[int, int, int, int]:
-    return shape.num_rows, shape.num_context_tokens, shape.num_chunk_tokens, shape.num_chunk_pairs
+def sums_of(shape: StepShape) -> Sums:
+    return (
+        shape.num_rows,
+        shape.num_context_tokens,
+        shape.num_chunk_tokens,
+        shape.num_chunk_pairs,
+        shape.num_shared_context_tokens,
+    )
 
 
 def spans_of(shapes: Iterable[StepShape]) -> dict[Regime, Span]:
     """The span of each regime that there is."""
-    sums: dict[Regime, list[tuple[int, int, int, int]]] = {}
+    sums: dict[Regime, list[Sums]] = {}
     for shape in shapes:
         sums.setdefault(shape.regime, []).append(sums_of(shape))
     return {regime: Span(*((min(c), max(c)) for c in zip(*rows, strict=True))) for regime, rows in sums.items()}
@@ -66,12 +81,12 @@ class WatchedCost:
         """As of the model that is watched."""
         return self.cost.size_change if isinstance(self.cost, ChangeModel) else None
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
-        """As of the model that is watched. Of steps that are taken at once by it only the rows are looked at."""
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
+        """As of the model that is watched. Of steps that are taken at once by it the context is not looked at."""
         span = self.spans.get("decode")
         if span is not None and "decode" not in self._warned:
-            self._judge("decode", span.excess((num_rows, span.num_context_tokens[0], 0, 0)))
-        return self.cost.decode_line(num_rows)
+            self._judge("decode", span.excess((num_rows, span.num_context_tokens[0], 0, 0, num_shared_tokens)))
+        return self.cost.decode_line(num_rows, num_shared_tokens)
 
     def _look(self, plan: StepPlan) -> None:
         num_rows = len(plan.decodes) + len(plan.fillers)
@@ -79,7 +94,13 @@ class WatchedCost:
         if regime in self._warned:
             return
         span = self.spans.get(regime)
-        sums = (num_rows, plan.num_context_tokens, plan.num_chunk_tokens, plan.num_chunk_pairs)
+        sums = (
+            num_rows,
+            plan.num_context_tokens,
+            plan.num_chunk_tokens,
+            plan.num_chunk_pairs,
+            plan.num_shared_context_tokens,
+        )
         self._judge(regime, "nothing of the kind was measured" if span is None else span.excess(sums))
 
     def _judge(self, regime: Regime, what: str | None) -> None:

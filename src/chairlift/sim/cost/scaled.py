@@ -45,13 +45,14 @@ class ScaledLine:
     def __call__(self, plan: StepPlan) -> float:
         if plan.chunks:
             return self.cost(plan) * self.factor
-        return self.decode_line(len(plan.decodes) + len(plan.fillers)).seconds(plan.num_context_tokens)
+        line = self.decode_line(len(plan.decodes) + len(plan.fillers), plan.num_shared_context_tokens)
+        return line.seconds(plan.num_context_tokens)
 
     @property
     def size_change(self) -> SizeChange | None:
         change = self.cost.size_change if isinstance(self.cost, ChangeModel) else None
         return None if change is None else SizeChange(change.seconds * self.factor, change.token_sizes)
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
-        line = self.cost.decode_line(num_rows)
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
+        line = self.cost.decode_line(num_rows, num_shared_tokens)
         return DecodeLine(*(figure * self.factor for figure in line))

@@ -31,7 +31,7 @@ class SeedRoofline:
             num_tokens += chunk.start + chunk.count
         return self.decode_line(len(plan.decodes) + len(plan.fillers)).seconds(num_tokens)
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
         return DecodeLine(self.weights_s + self.context_token_s * num_rows, self.context_token_s)
 
 

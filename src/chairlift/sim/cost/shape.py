@@ -45,12 +45,14 @@ def chunk_sums(chunks: Iterable[tuple[int, int, bool]], tile: int) -> ChunkSums:
 class StepShape:
     """What of a step decides how long it takes: rows (decodes and fillers), what they read, and the chunks.
 
-    `num_context_tokens` is the sum over rows of what is in the cache. `chunks` are (start, count, samples).
+    `num_context_tokens` is the sum over rows of what is in the cache, `num_shared_context_tokens` what of it is counted
+    again, as in `StepPlan`. `chunks` are (start, count, samples).
     """
 
     num_rows: int = 0
     num_context_tokens: int = 0
     chunks: tuple[tuple[int, int, bool], ...] = ()
+    num_shared_context_tokens: int = 0
 
     @property
     def regime(self) -> Regime:
@@ -83,4 +85,5 @@ def shape_of(plan: StepPlan) -> StepShape:
         len(plan.decodes) + len(plan.fillers),
         plan.num_context_tokens,
         tuple((chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks),
+        plan.num_shared_context_tokens,
     )

@@ -2,14 +2,15 @@
 
     body      ((weights ** p + (token * m) ** p) ** (1 / p)        m tokens in the step, padded to a size that is built
     outputs   output * n                                            rows whose logits are computed
-    decode    step + row * D + context_token * S                    D rows without chunks beside them
-    mixed     step + row * D + context_token * S                    D rows with chunks beside them
+    decode    step + row * D + context_token * S - shared * R       D rows without chunks beside them
+    mixed     step + row * D + context_token * S - shared * R       D rows with chunks beside them
     chunks    sums over chunks of `count` tokens after `start`: see `ChunkCosts`
     host      step + row * (D + chunks)                             added, or hidden behind the device
     change    change                                                if the step before was padded to another size
 
 A hard maximum in the body is wrong by 11 to 18 % around the knee, where batches live; the smooth one by 3 %. The same
-cached token costs two to four times more when chunks are in the step: another kernel reads it.
+cached token costs two to four times more when chunks are in the step: another kernel reads it. R are the tokens of S
+that lie in blocks which another row reads as well: a processor finds these in a nearer memory.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ from chairlift.sim.cost.shape import ChunkSums, StepShape, chunk_sums
 
 @dataclass(frozen=True, slots=True)
 class RowCosts:
-    """Seconds: for the step, for each decode or filler, for each cached token that these read."""
+    """Seconds: for the step, for each decode or filler, for each cached token that these read, and what a shared one of
+    these costs less: `StepPlan.num_shared_context_tokens`. That is at most all that it costs."""
 
     step_s: float = 0.0
     row_s: float = 0.0
     context_token_s: float = 0.0
+    shared_saving_s: float = 0.0
 
     def times(self, factor: float) -> RowCosts:
-        return RowCosts(self.step_s * factor, self.row_s * factor, self.context_token_s * factor)
+        return RowCosts(*(getattr(self, name) * factor for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +120,10 @@ class SmoothCost:
     def __call__(self, plan: StepPlan) -> float:
         num_rows = len(plan.decodes) + len(plan.fillers)
         if not plan.chunks:
-            return self.decode_line(num_rows).seconds(plan.num_context_tokens)
+            return self.decode_line(num_rows, plan.num_shared_context_tokens).seconds(plan.num_context_tokens)
         tile = self.coefficients.chunks.tile
         sums = chunk_sums([(chunk.start, chunk.count, chunk.samples) for chunk in plan.chunks], tile)
-        return self._with_chunks(num_rows, plan.num_context_tokens, sums)
+        return self._with_chunks(num_rows, plan.num_context_tokens, plan.num_shared_context_tokens, sums)
 
     @property
     def size_change(self) -> SizeChange | None:
@@ -132,17 +135,20 @@ class SmoothCost:
         c = self.coefficients
         if shape.chunks:
             sums = chunk_sums(shape.chunks, c.chunks.tile)
-            seconds = self._with_chunks(shape.num_rows, shape.num_context_tokens, sums)
+            num_shared = shape.num_shared_context_tokens
+            seconds = self._with_chunks(shape.num_rows, shape.num_context_tokens, num_shared, sums)
         else:
-            seconds = self.decode_line(shape.num_rows).seconds(shape.num_context_tokens)
+            line = self.decode_line(shape.num_rows, shape.num_shared_context_tokens)
+            seconds = line.seconds(shape.num_context_tokens)
         if before is None or padded(before, c.token_sizes) == padded(shape.num_tokens, c.token_sizes):
             return seconds
         return seconds + c.change_s
 
-    def decode_line(self, num_rows: int) -> DecodeLine:
+    def decode_line(self, num_rows: int, num_shared_tokens: int = 0) -> DecodeLine:
         c = self.coefficients
         rows, host = c.decode, c.host
         base_s = self.body_s(num_rows) + c.output_s * num_rows + rows.step_s + rows.row_s * num_rows
+        base_s -= rows.shared_saving_s * num_shared_tokens
         host_s = host.step_s + host.row_s * num_rows
         if host.overlaps:
             return DecodeLine(base_s, rows.context_token_s, host_s)
@@ -159,7 +165,7 @@ class SmoothCost:
         """The same device, driven by another host."""
         return SmoothCost(replace(self.coefficients, host=host))
 
-    def _with_chunks(self, num_rows: int, num_context_tokens: int, sums: ChunkSums) -> float:
+    def _with_chunks(self, num_rows: int, num_context_tokens: int, num_shared: int, sums: ChunkSums) -> float:
         c = self.coefficients
         rows, host = c.mixed, c.host
         device_s = (
@@ -168,6 +174,7 @@ class SmoothCost:
             + rows.step_s
             + rows.row_s * num_rows
             + rows.context_token_s * num_context_tokens
+            - rows.shared_saving_s * num_shared
             + c.chunks.seconds(sums)
         )
         host_s = host.step_s + host.row_s * (num_rows + sums.num_chunks)
