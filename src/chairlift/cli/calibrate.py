@@ -143,6 +143,11 @@ def summary(calibration: Calibration) -> str:
             f"{c.decode.context_token_s * 1e9:.2f} ns",
             f"{c.mixed.context_token_s * 1e9:.2f} ns beside chunks",
         ),
+        (
+            "shared token",
+            f"-{c.decode.shared_saving_s * 1e9:.2f} ns",
+            f"-{c.mixed.shared_saving_s * 1e9:.2f} ns beside chunks: of those, what another row reads as well",
+        ),
         ("step", f"{c.decode.step_s * 1e3:.3f} ms", f"{c.mixed.step_s * 1e3:.3f} ms with chunks"),
         ("host", f"{c.host.step_s * 1e3:.3f} ms", f"and {c.host.row_s * 1e6:.2f} us for each row"),
         ("change", f"{c.change_s * 1e3:.3f} ms", "for a step of another size than the one before"),
