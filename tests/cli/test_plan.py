@@ -52,15 +52,36 @@ def test_the_same_flags_give_the_same_bytes(tmp_path: Path, capsys: pytest.Captu
     assert seen[0] == seen[1]
 
 
-def test_a_simulation_so_many_times_as_fast_is_what_the_plan_saw(tmp_path: Path) -> None:
-    chosen = planned(tmp_path, "--p99-ttft-ms", "200")["chosen"]
+@pytest.mark.parametrize(
+    "asked", [[], ["--speed-up", "3"], ["--duration", "40", "--speed-up", "1.5"], ["--noise", "0.1"]]
+)
+def test_a_simulation_so_many_times_as_fast_is_what_the_plan_saw(asked: list[str], tmp_path: Path) -> None:
+    chosen = planned(tmp_path, *asked, "--p99-ttft-ms", "200")["chosen"]
     path = tmp_path / "figures.json"
-    flags = [*WORKLOAD, *ENGINE, *shlex.split(chosen["serve_flags"]), "--speed-up", repr(chosen["speed_up"])]
+    flags = [*WORKLOAD, *ENGINE, *asked, *shlex.split(chosen["simulate_flags"])]
     assert main(["simulate", *flags, "--output-json", str(path)]) == 0
     figures = json.loads(path.read_text())
     assert figures["p99_ttft_ms"] == pytest.approx(chosen["ttft_ms"])
     assert figures["p99_itl_ms"] == pytest.approx(chosen["itl_ms"])
     assert figures["p99_e2el_ms"] == pytest.approx(chosen["e2e_ms"])
+
+
+def test_a_fleet_can_be_seen_again_too(tmp_path: Path) -> None:
+    fleet = ["--replicas", "2", "--router", "round-robin", "--max-num-seqs", "8"]
+    chosen = planned(tmp_path, *fleet, "--p99-ttft-ms", "200")["chosen"]
+    path = tmp_path / "figures.json"
+    flags = [*WORKLOAD, *ENGINE, *shlex.split(chosen["simulate_flags"]), "--output-json", str(path)]
+    assert main(["simulate", *flags]) == 0
+    assert json.loads(path.read_text())["p99_ttft_ms"] == pytest.approx(chosen["ttft_ms"])
+
+
+def test_what_a_few_requests_do_not_tell_is_not_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two requests never pile up: the ladder ends before anything else does."""
+    plan = planned(tmp_path, "--num-prompts", "2", "--max-num-seqs", "8")
+    out = capsys.readouterr().out
+    assert plan["chosen"]["limited_by"] == [] and "goodput" not in out
+    assert "capacity    not found: 2 requests are too few" in out
+    assert "engine      steps of 10000 us" in out
 
 
 def test_orders_that_make_a_difference_are_tried(tmp_path: Path) -> None:
@@ -95,7 +116,12 @@ def test_a_simulation_with_pools(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--p99-ttft-ms", "0"], "objective must be above 0"),
+        (["--p99-ttft-ms", "0"], "--p99-ttft-ms must be above 0"),
+        (["--p99-itl-ms", "nan"], "--p99-itl-ms must be above 0"),
+        (["--p99-e2e-ms=-1"], "--p99-e2e-ms must be above 0"),
+        (["--objective-percentile", "100"], "--objective-percentile"),
+        (["--tolerance", "nan"], "--tolerance"),
+        (["--max-num-seqs", "0"], "--max-num-seqs"),
         (["--users", "3"], "have no rate"),
         (["--request-rate", "-1"], "--request-rate must be above 0"),
         (["--step-time-band", "1"], "--step-time-band"),

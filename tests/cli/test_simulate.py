@@ -27,7 +27,8 @@ def test_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--goodput", "ttft:1000"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert lines[0] == "requests      40 completed of 40"
+    assert lines[0].startswith("engine        llama-3.1-8b ") and " sequences and " in lines[0]
+    assert lines[1] == "requests      40 completed of 40"
     assert any(line.startswith("inter-token latency") for line in lines)
     assert any(line.startswith("goodput") and line.endswith("100.0 % of all") for line in lines)
     assert captured.err == ""
@@ -129,7 +130,7 @@ def test_a_batch_file_in_tokens_or_in_words(tmp_path: Path, capsys: pytest.Captu
     assert "4 in, 10 out" in capsys.readouterr().out
     assert main(["simulate", "--trace", str(path), "--tokenizer", DEFAULT_MODEL, "--request-rate", "0.1"]) == 0
     out = capsys.readouterr().out
-    num_in = int(out.split("tokens ")[1].split(" in")[0])
+    num_in = int(out.split("\ntokens ")[1].split(" in")[0])
     assert num_in > 8 and num_in % 2 == 0
     assert float(out.split("simulated ")[1].split(" s")[0]) > 1.0
 
@@ -286,3 +287,25 @@ def interrupted(self, *arguments):
 Simulation._arrive = interrupted
 sys.exit(main())
 """
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], ["llama-3.1-8b (bfloat16) on h100, by data sheet", "256 sequences and 2048 tokens a step at most, fcfs"]),
+        (
+            ["--device", "l4", "--tensor-parallel-size", "2", "--kv-cache-dtype", "fp8", "--step-factor", "1.5"],
+            ["llama-3.1-8b (bfloat16, cached in fp8) on 2 x l4, by data sheet, steps times 1.5"],
+        ),
+        (["--plain-cost", "5000:20"], ["steps of 5000 us, 20 a row", "cache of 1048576 tokens in blocks of 16;"]),
+        (["--plain-cost", "lesson", "--no-enable-prefix-caching"], ["the device of the lesson", ", no prefix cache;"]),
+        (
+            ["--replica", "count=2,plain-cost=5000,noise=0.1", "--replica", "max-num-seqs=8"],
+            ["engine        2 x steps of 5000 us", "noise 0.1", "engine        1 x llama-3.1-8b", "; 8 sequences and"],
+        ),
+    ],
+)
+def test_what_is_assumed_is_said(flags: list[str], says: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--num-prompts", "2", "--output", "3", *flags]) == 0
+    out = capsys.readouterr().out
+    assert all(text in out for text in says), out

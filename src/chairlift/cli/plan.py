@@ -17,13 +17,14 @@ from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.cli.numbers import count
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.results import check_path, write_json
-from chairlift.cli.sim_engine_flags import add_simulated_engine_flags, engine_setup
+from chairlift.cli.sim_engine_flags import add_simulated_engine_flags, engine_line, engine_setup
 from chairlift.cli.sim_workload_flags import add_workload_flags, check_workload, workload
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import OrderName
 
 if TYPE_CHECKING:
     from chairlift.sim.plan.offered import Offered
+    from chairlift.sim.plan.report import Again
     from chairlift.sim.plan.search import Search
     from chairlift.sim.plan.setting import Space
 
@@ -177,14 +178,20 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidOption("--step-time-band must be above 0 and below 1")
     if not 0.0 <= arguments.late_penalty < math.inf:
         raise InvalidOption("--late-penalty must be at least 0")
+    if not 0.0 < arguments.tolerance <= 0.5:
+        raise InvalidOption("--tolerance must be above 0 and at most 0.5")
+    if not 0.0 < arguments.objective_percentile < 100.0:
+        raise InvalidOption("--objective-percentile must be above 0 and below 100")
+    if min(*arguments.max_num_seqs, *arguments.max_num_batched_tokens) < 1:
+        raise InvalidOption("--max-num-seqs and --max-num-batched-tokens must be at least 1")
     if arguments.users is not None:
         raise InvalidOption("users who wait for their answers have no rate: leave out --users")
     check_workload(arguments, rate_is_asked=True)
     check_link(arguments)
     objectives = Objectives(
-        ttft_s=_bound(arguments.p99_ttft_ms),
-        itl_s=_bound(arguments.p99_itl_ms),
-        e2e_s=_bound(arguments.p99_e2e_ms),
+        ttft_s=_bound(arguments, "p99_ttft_ms"),
+        itl_s=_bound(arguments, "p99_itl_ms"),
+        e2e_s=_bound(arguments, "p99_e2e_ms"),
         percent=arguments.objective_percentile,
     )
     asked, one = copy.copy(arguments), copy.copy(arguments)
@@ -208,16 +215,33 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         progress.clear()
     figures = plan_figures(
-        plan, stage, band=arguments.step_time_band, tolerance=arguments.tolerance, penalty=arguments.late_penalty
+        plan,
+        stage,
+        band=arguments.step_time_band,
+        tolerance=arguments.tolerance,
+        penalty=arguments.late_penalty,
+        again=_again(arguments),
     )
+    figures["assumed"] = engine_line(one, limits=False)
     print(to_lines(figures))
     if arguments.output_json is not None:
         write_json(arguments.output_json, figures)
     return 0
 
 
-def _bound(milliseconds: float | None) -> float:
-    return math.inf if milliseconds is None else milliseconds / 1e3
+def _bound(arguments: argparse.Namespace, name: str) -> float:
+    milliseconds = getattr(arguments, name)
+    if milliseconds is None:
+        return math.inf
+    if not milliseconds > 0.0:
+        raise InvalidOption(f"--{name.replace('_', '-')} must be above 0")
+    return float(milliseconds) / 1e3
+
+
+def _again(arguments: argparse.Namespace) -> Again:
+    from chairlift.sim.plan.report import Again
+
+    return Again(arguments.speed_up, arguments.duration)
 
 
 def _space(arguments: argparse.Namespace, offered: Offered) -> Space:

@@ -36,6 +36,8 @@ from chairlift.sim.rules.peak import PeakTokens
 
 DEFAULT_MAX_NUM_SEQS = 256
 MAX_NUM_SEQS = 1 << 16
+MAX_NUM_BLOCKS = 1 << 27
+"""As many take some gigabytes of memory here."""
 DEFAULT_KV_CACHE_TOKENS = 1 << 20
 """Where no device says how many there are room for."""
 
@@ -250,6 +252,50 @@ def engine_setups(arguments: argparse.Namespace) -> list[EngineSetup]:
     return setups
 
 
+def engine_lines(arguments: argparse.Namespace) -> list[str]:
+    """What is assumed of each kind of engine, for who reads the results."""
+    if not arguments.replica:
+        return [engine_line(arguments)]
+    kinds = [_override(arguments, text) for text in arguments.replica]
+    return [f"{number} x {engine_line(overridden)}" for number, overridden in kinds]
+
+
+def engine_line(arguments: argparse.Namespace, *, limits: bool = True) -> str:
+    """Model, device, cache and limits of one engine."""
+    setup = engine_setup(arguments)
+    num_tokens = setup.num_blocks * setup.block_size
+    kept = "" if setup.enable_prefix_caching else ", no prefix cache"
+    parts = [_device_line(arguments), f"cache of {num_tokens} tokens in blocks of {setup.block_size}{kept}"]
+    if limits:
+        policy = setup.policy
+        batching = "" if policy.batching == "continuous" else f"{policy.batching} batching, "
+        parts.append(
+            f"{batching}{setup.max_num_seqs} sequences and {setup.max_num_batched_tokens} tokens a step at most, "
+            f"{policy.scheduling_policy}"
+        )
+    return "; ".join(parts)
+
+
+def _device_line(arguments: argparse.Namespace) -> str:
+    if isinstance(cost := arguments.plain_cost, PlainCost):
+        micros = (cost.step_s, cost.row_s, cost.context_token_s, cost.chunk_token_s)
+        text = "steps of {:g} us, {:g} a row, {:g} a cached token, {:g} a prompt token".format(
+            *(round(seconds * 1e6, 9) for seconds in micros)
+        )
+    elif cost is not None:
+        text = "the device of the lesson"
+    elif arguments.calibration is not None:
+        text = f"as calibrated in {arguments.calibration}"
+    else:
+        number = arguments.tensor_parallel_size
+        device = arguments.device if number == 1 else f"{number} x {arguments.device}"
+        cached = "" if arguments.kv_cache_dtype == arguments.dtype else f", cached in {arguments.kv_cache_dtype}"
+        text = f"{arguments.model} ({arguments.dtype}{cached}) on {device}, by data sheet"
+    if arguments.step_factor != 1.0:
+        text += f", steps times {arguments.step_factor:g}"
+    return text if not arguments.noise else f"{text}, noise {arguments.noise:g}"
+
+
 class _Overrides(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise InvalidOption(f"--replica: {message}")
@@ -283,6 +329,8 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
     num_tokens = num_tokens if arguments.kv_cache_tokens is None else arguments.kv_cache_tokens
     if arguments.block_size < 1 or num_tokens < arguments.block_size:
         raise InvalidOption("the cache must hold a block, and a block a token")
+    if num_tokens // arguments.block_size > MAX_NUM_BLOCKS:
+        raise InvalidOption(f"--kv-cache-tokens must be at most {MAX_NUM_BLOCKS} times --block-size")
     max_num_seqs = arguments.max_num_seqs
     if max_num_seqs is None:
         max_num_seqs = max(1, min(DEFAULT_MAX_NUM_SEQS, arguments.max_num_batched_tokens))

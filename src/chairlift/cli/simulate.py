@@ -19,7 +19,7 @@ from chairlift.cli.numbers import named_limit
 from chairlift.cli.options import add_config_flag
 from chairlift.cli.report import SimulationRecord, add_window_flags, empty_figure, slots_window, write_page
 from chairlift.cli.results import check_apart, check_path, write_json
-from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_setups
+from chairlift.cli.sim_engine_flags import add_fleet_flags, add_simulated_engine_flags, engine_lines, engine_setups
 from chairlift.cli.sim_workload_flags import add_workload_flags, check_workload, given_flags, workload
 from chairlift.core.errors import InvalidOption
 from chairlift.journal.options import JournalOptions
@@ -178,7 +178,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not result.served:
         before = "" if arguments.until is None else f" before {arguments.until:g} s"
         raise InvalidOption(f"the workload asks nothing{before}")
-    values = figures(result, percents, limits_ms)
+    values = {"assumed": engine_lines(arguments), **figures(result, percents, limits_ms)}
     if arguments.endless_cache:
         values["endless_prefix_hit_rate"] = _endless_hit_rate(result)
     print(to_table(values, percents))

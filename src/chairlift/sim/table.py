@@ -16,9 +16,11 @@ TITLES = {
 
 def to_table(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
     """What `sim.result.figures` gave, in lines."""
+    assumed = [("engine", line) for line in figures.get("assumed", ())]
     rate, endless = figures["prefix_hit_rate"], figures.get("endless_prefix_hit_rate")
     bound = "" if endless is None else f", {100 * endless:.1f} % by an endless cache"
     head = [
+        *assumed,
         ("requests", f"{figures['completed']} completed of {figures['num_requests']}{_odd(figures)}"),
         ("simulated", f"{figures['duration']:.2f} s, {figures['request_throughput']:.2f} requests/s"),
         (

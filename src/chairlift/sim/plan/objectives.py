@@ -28,7 +28,7 @@ class Objectives:
     percent: float = 99.0
 
     def __post_init__(self) -> None:
-        if not min(self.ttft_s, self.itl_s, self.e2e_s) > 0.0:
+        if not all(bound > 0.0 for bound in (self.ttft_s, self.itl_s, self.e2e_s)):
             raise InvalidOption("a latency objective must be above 0")
         if not 0.0 < self.percent < 100.0:
             raise InvalidOption("the percentile of objectives must be above 0 and below 100")

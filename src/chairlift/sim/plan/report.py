@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from chairlift.sim.plan.flags import serve_flags
@@ -15,7 +16,23 @@ LEAST_RUN = 3.0
 """A run says little about a rate unless arrivals last so many times as long as requests do."""
 
 
-def plan_figures(plan: Plan, stage: Stage, *, band: float, tolerance: float, penalty: float) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Again:
+    """How the workload came, so that one can say how to have a run of the plan once more."""
+
+    speed_up: float = 1.0
+    duration_s: float | None = None
+    """When arrivals were cut, if they were."""
+
+    def flags(self, factor: float) -> str:
+        """For a run so many times as fast."""
+        flags = f"--speed-up {factor * self.speed_up!r}"
+        return flags if self.duration_s is None else f"{flags} --duration {self.duration_s / factor!r}"
+
+
+def plan_figures(
+    plan: Plan, stage: Stage, *, band: float, tolerance: float, penalty: float, again: Again | None = None
+) -> dict[str, Any]:
     """The whole plan. Rates are requests per second, latencies milliseconds; None where there is no such value."""
     offered, objectives = stage.offered, stage.objectives
     sample = offered.sample
@@ -43,6 +60,7 @@ def plan_figures(plan: Plan, stage: Stage, *, band: float, tolerance: float, pen
             **_found_figures(chosen, stage),
             "band": {"step_time": band, "slower_rate": plan.band[0], "faster_rate": plan.band[1]},
             "serve_flags": " ".join(serve_flags(chosen.setting.setup(stage.base))),
+            "simulate_flags": " ".join(_simulate_flags(chosen, stage, again or Again())),
         }
     if plan.asked is not None:
         values["asked"] = {
@@ -83,6 +101,17 @@ def _setting_figures(setting: Setting) -> dict[str, Any]:
         "max_num_batched_tokens": setting.max_num_batched_tokens,
         "scheduling_policy": setting.scheduling_policy,
     }
+
+
+def _simulate_flags(found: Found, stage: Stage, again: Again) -> list[str]:
+    """What `chairlift simulate` needs, besides workload and device, to have this run once more."""
+    fleet = found.setting.fleet
+    flags = [again.flags(stage.offered.factor(found.rate)), *serve_flags(found.setting.setup(stage.base))]
+    if fleet.split is not None:
+        flags.append("--split {}:{}".format(*fleet.split))
+    elif fleet.num_replicas > 1:
+        flags.append(f"--replicas {fleet.num_replicas}")
+    return [*flags, f"--router {fleet.router}"] if _has_router(fleet) else flags
 
 
 def _trial_figures(trial: Trial) -> dict[str, Any]:
@@ -127,6 +156,7 @@ def to_lines(figures: Mapping[str, Any]) -> str:
             f"{figures['num_requests']} requests, on average {figures['mean_input_tokens']:.0f} tokens in and "
             f"{figures['mean_output_tokens']:.0f} out",
         ),
+        *([("engine", figures["assumed"])] if "assumed" in figures else []),
         ("objectives", f"{percent} of {', '.join(wanted)}" if wanted else "none but to keep up"),
         ("searched", f"{figures['num_settings']} settings in {figures['num_runs']} runs"),
     ]
@@ -168,7 +198,7 @@ def _frontier(rows: Sequence[Mapping[str, Any]], percent: str) -> str:
         engines = str(row["replicas"]) if row["split"] is None else "{} + {}".format(*row["split"])
         table.append(
             [
-                f"{row['rate']:.2f}",
+                f"{row['rate']:.2f}" if row["limited_by"] else "any",
                 engines,
                 row["router"] or "-",
                 row["scheduling_policy"],
@@ -192,11 +222,20 @@ def _chosen(chosen: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
         "none" if rate is None else f"{rate:.2f}" for rate in (band["slower_rate"], band["faster_rate"])
     )
     share = 100 * band["step_time"]
+    again = (
+        f"see it      chairlift simulate {chosen['simulate_flags']}, and the flags of this command that say what is "
+        "asked and of which device"
+    )
+    if not chosen["limited_by"]:
+        return (
+            f"capacity    not found: {figures['num_requests']} requests are too few to pile up or to be late, however "
+            f"fast they come; ask for more of them (--num-prompts)\n{again}"
+        )
     lines = [
         f"capacity    {chosen['rate']:.2f} requests/s; {edges} if steps are {share:g} % longer .. shorter",
         f"goodput     {goodput['raw']:.2f} requests/s within the objectives, {goodput['penalised']:.2f} if each "
         f"late or dropped one takes {goodput['penalty']:g} off",
-        f"as it came  chairlift simulate with the same workload and --speed-up {chosen['speed_up']:.6g}",
+        again,
     ]
     if chosen["e2e_ms"] is not None and chosen["arrival_s"] * 1e3 < LEAST_RUN * chosen["e2e_ms"]:
         lines.append(
