@@ -237,6 +237,10 @@ def test_a_file_gives_the_same_calibration(tmp_path: Path) -> None:
         (b'"tile": ', b'"tile": -'),
         (b'"token_sizes": []', b'"token_sizes": [2, 1]'),
         (b"{", b"["),
+        (b'"weights_s": ', b'"weights_s": 1e308, "x": '),
+        (b'"engine": {', b'"engine": {"num_blocks": 10, "block_size": -16, '),
+        (b'"engine": {', b'"engine": {"num_blocks": 1' + 30 * b"0" + b', "block_size": 16, '),
+        (b"{", 20_000 * b'{"a":'),
     ],
 )
 def test_a_file_that_is_none_is_refused(change: tuple[bytes, bytes]) -> None:

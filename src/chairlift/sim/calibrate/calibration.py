@@ -21,6 +21,9 @@ from chairlift.sim.cost.shape import REGIMES, Regime
 from chairlift.sim.cost.smooth import Coefficients, HostCosts, SmoothCost
 
 MAX_FILE_BYTES = 1 << 20
+MAX_COEFFICIENT_S = 1e4
+"""Hours for a step, a row or a token are a mistake, and times so large that a clock stands still beside them."""
+MAX_CACHE_TOKENS = 1 << 40
 HELD_OUT_EVERY = 4
 """One group of steps in so many is kept from the fit, to say how far off it is."""
 NUM_DEVIATIONS = 201
@@ -182,7 +185,9 @@ def decode(data: bytes, where: str) -> Calibration:
     try:
         calibration = msgspec.json.decode(data, type=Calibration)
         _check(calibration.coefficients, calibration.deviations)
-    except (msgspec.MsgspecError, UnicodeError, ValueError) as error:
+        if calibration.num_cache_tokens is not None and not 0 < calibration.num_cache_tokens <= MAX_CACHE_TOKENS:
+            raise ValueError("an engine has no such num_blocks and block_size")
+    except (msgspec.MsgspecError, UnicodeError, ValueError, RecursionError) as error:
         raise InvalidOption(f"{where} is not a calibration: {error}") from error
     return calibration
 
@@ -213,15 +218,15 @@ def _check(c: Coefficients, deviations: Sequence[float]) -> None:
         c.change_s,
         *(getattr(p, name) for p in parts for name in p.__slots__),
     ]
-    if not all(0.0 <= number < math.inf for number in numbers):
-        raise ValueError("coefficients must be numbers of at least 0")
+    if not all(0.0 <= number <= MAX_COEFFICIENT_S for number in numbers):
+        raise ValueError(f"coefficients must be numbers of at least 0 and at most {MAX_COEFFICIENT_S:g}")
     if any(rows.shared_saving_s > rows.context_token_s for rows in (c.decode, c.mixed)):
         raise ValueError("a shared token cannot cost less than nothing")
     if not 1.0 <= c.power <= 64.0 or c.chunks.tile < 1:
         raise ValueError("power and tile must be at least 1")
     if list(c.token_sizes) != sorted(set(c.token_sizes)):
         raise ValueError("token_sizes must ascend")
-    if not all(0.0 <= factor < math.inf for factor in deviations) or len(deviations) == 1:
-        raise ValueError("deviations must be numbers of at least 0, and two or more if there are some")
+    if not all(0.0 <= factor <= MAX_COEFFICIENT_S for factor in deviations) or len(deviations) == 1:
+        raise ValueError("deviations must be numbers of at least 0, not too large, and two or more if there are some")
     if not c.weights_s + c.token_s + c.decode.step_s > 0.0:
         raise ValueError("a step would take no time")
