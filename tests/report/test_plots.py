@@ -32,6 +32,14 @@ def test_a_run_in_which_nothing_happened_is_drawn(tmp_path: Path) -> None:
     assert len(write(tmp_path, [make_run("empty", "", [Timeline("engine", scheduler, outcomes)], outcomes)])) == 6
 
 
+def test_slots_in_which_nobody_sat_are_cut_off() -> None:
+    from chairlift.report.plots import _all_slots
+
+    run = pictured(0)[1]
+    last = max(run.engines[0].stays.slot)
+    assert _all_slots([run]).axes[0].get_ylim() == (last + 1, 0)
+
+
 def write(folder: Path, runs: list[Run]) -> list[Path]:
     """Imported here: the module itself needs what may not be there."""
     from chairlift.report.plots import write_pictures

@@ -13,6 +13,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from chairlift.report.data import Distribution, Engine, Run, Steps
 
@@ -31,6 +32,8 @@ LATENCIES = {
 }
 EARLY = ("aborted", "deadline", "error")
 DPI = 110
+WIDE = 100.0
+"""Between the ends of an axis that is logarithmic."""
 
 
 def write_pictures(folder: Path, runs: Sequence[Run]) -> list[Path]:
@@ -85,7 +88,7 @@ def _over_time(
 
 
 def _all_slots(runs: Sequence[Run]) -> Figure:
-    figure = _over_time(runs, _slots, lambda engine: 1.2 + min(0.16 * engine.num_slots, 9.0))
+    figure = _over_time(runs, _slots, lambda engine: 1.2 + min(0.16 * _num_used(engine), 9.0))
     figure.legend(
         handles=[
             Patch(color=CHUNK, label="prompt chunk"),
@@ -102,6 +105,11 @@ def _all_slots(runs: Sequence[Run]) -> Figure:
         frameon=False,
     )
     return figure
+
+
+def _num_used(engine: Engine) -> int:
+    """Slots up to the last in which anybody sat: the lowest that are free are taken."""
+    return max(engine.stays.slot, default=0) + 1
 
 
 def _slots(ax: Any, run: Run, engine: Engine) -> None:
@@ -122,12 +130,12 @@ def _slots(ax: Any, run: Run, engine: Engine) -> None:
         again = np.array(stays.again)[of]
         _bars(ax, slot[of][~again], begin[~again], end[~again], CHUNK)
         _bars(ax, slot[of][again], begin[again], end[again], CHUNK, hatch="\\\\\\\\\\\\")
-    size = 9 if engine.num_slots <= 64 else 3
+    size = 9 if _num_used(engine) <= 64 else 3
     for reasons, color, marker in ((("preempted",), PREEMPTED, "<"), (EARLY, ENDED_EARLY, "x")):
         mask = np.isin(why, reasons)
         ax.scatter(left[mask], slot[mask] + 0.45, s=size, color=color, marker=marker, linewidths=1.0, zorder=3)
-    ax.set_ylim(engine.num_slots, 0)
-    ax.set_ylabel("slot")
+    ax.set_ylim(max(_num_used(engine), ax.get_ylim()[0]), 0)
+    ax.set_ylabel("slot" if _num_used(engine) == engine.num_slots else f"slot (of {engine.num_slots})")
 
 
 def _bars(ax: Any, slot: Any, begin: Any, end: Any, color: str, hatch: str | None = None) -> None:
@@ -218,7 +226,11 @@ def _latency(runs: Sequence[Run]) -> Figure:
             if (found := run.latencies.get(key)) is not None:
                 _cdf(ax, found, _plain(run.name), color, line, marker)
         ax.set_title(title, fontsize=10)
-        ax.set_xscale("log" if any(_is_positive(run.latencies.get(key)) for run in runs) else "linear")
+        if _is_wide([found.value for run in runs if (found := run.latencies.get(key)) is not None]):
+            ax.set_xscale("log")
+            ax.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            ax.xaxis.set_major_locator(MaxNLocator(4))
         ax.set_xlabel("seconds")
         ax.set_ylim(0, 1.02)
         ax.grid(alpha=0.3)
@@ -227,8 +239,10 @@ def _latency(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _is_positive(found: Distribution | None) -> bool:
-    return found is not None and found.most > 0
+def _is_wide(distributions: Sequence[Sequence[float]]) -> bool:
+    """Whether values differ by so much that powers of ten are at least two marks of their axis."""
+    values = [value for one in distributions for value in one if value > 0.0]
+    return bool(values) and max(values) >= WIDE * min(values)
 
 
 def _cdf(ax: Any, found: Distribution, name: str, color: str, line: str, marker: str) -> None:
