@@ -131,6 +131,7 @@ def test_traffic_is_of_all_regimes_and_says_what_lies_between_steps() -> None:
     steps = traffic(60.0)
     assert {step.shape.regime for step in steps} == {"decode", "prefill", "mixed"}
     assert max(step.shape.num_rows for step in steps) > 24
+    assert max(step.shape.num_shared_context_tokens for step in steps) > 500
     for step in steps[:-1]:
         assert step.step_s == pytest.approx(CPU.of_shape(step.shape, step.before) + 1e-4)
         assert step.gap_s is not None and step.gap_s >= 2e-4 - 1e-12

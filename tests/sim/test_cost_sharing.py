@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -15,6 +16,7 @@ from chairlift.core.types import CacheShape, Limits, Request, SamplingParams, St
 from chairlift.sim.calibrate.calibration import calibrate, decode, encode
 from chairlift.sim.calibrate.fit import fit
 from chairlift.sim.calibrate.measured import Measured, errors_of
+from chairlift.sim.calibrate.sweep import Rig, shapes, sweep
 from chairlift.sim.cost import (
     ChunkCosts,
     Coefficients,
@@ -35,6 +37,7 @@ from chairlift.sim.result import Result
 from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
 from chairlift.sim.workload import Asked, Blocks, Part
+from timed_executor import Clock, TimedExecutor
 
 TRUTH = SmoothCost(
     Coefficients(
@@ -147,6 +150,21 @@ def test_a_saving_is_never_negative_nor_more_than_all() -> None:
     free = replace(TRUTH.coefficients, decode=RowCosts(0.001, 8e-6, 2.4e-6, 2.6e-6))
     c = fit(steps_by(SmoothCost(free), drawn_shapes(300, 1, regimes=1))).coefficients
     assert 0.0 < c.decode.shared_saving_s <= c.decode.context_token_s
+
+
+def test_a_sweep_measures_some_shapes_apart_and_shared() -> None:
+    clock, limits = Clock(), Limits(64, 256, 2048)
+    executor = TimedExecutor(TRUTH, clock, limits, CacheShape(4096, 16))
+    params = SamplingParams(max_tokens=1 << 20, ignore_eos=True)
+    rig = Rig(executor, limits, executor.cache_shape, 1000, params, clock)
+    drawn = list(islice(shapes(rig, 0, 4096), 200))
+    pairs = [(apart, wanted) for apart, wanted in pairwise(drawn) if wanted.num_shared_blocks]
+    assert len(pairs) > 20
+    for apart, wanted in pairs:
+        assert replace(wanted, num_shared_blocks=0) == apart
+        assert len(wanted.contexts) > 1 and 0 < wanted.num_shared_blocks * 16 <= min(wanted.contexts)
+    c = calibrate(list(sweep(rig, 30.0))).coefficients
+    assert (c.decode.shared_saving_s, c.mixed.shared_saving_s) == pytest.approx((0.7e-6, 1e-6), rel=0.05)
 
 
 # ---------------------------------------------------------------- the file

@@ -20,8 +20,8 @@ from chairlift.sim.cost.shape import REGIMES, Regime, shape_of
 
 REPEATS = 3
 """Steps of each shape."""
-MIN_SHAPES = 48
-"""A dozen of each regime for the fit, and as many as a quarter of these to check it."""
+MIN_SHAPES = 56
+"""A dozen of each regime for the fit, a quarter of all to check it, and some that come twice."""
 MOST_TIMES_LONGER = 3.0
 """How much longer than told a sweep may take to get that many."""
 JOIN_TOKENS = 2
@@ -31,8 +31,9 @@ MAX_MEAN_CONTEXT = 512
 """Tokens for each sequence there may be: long contexts of all at once would take most of the time."""
 ROWS_SHARE = 0.7
 """Of the cache, for rows that decode; the rest is for chunks."""
-SHARED_SHARE = 0.25
-"""Of the shapes with several rows: in how many all of these begin with the same blocks, as with a prefix cache."""
+SHARED_SHARE = 0.5
+"""Of the shapes with several rows that have full blocks: how many are measured once more, with rows that begin with the
+same blocks. A pair tells what that saves however far the fit is off otherwise."""
 LONG_CHUNK_SHARE = 0.25
 """Of the shapes with chunks: how many use all of the token budget, as full steps do."""
 
@@ -93,7 +94,10 @@ def sweep(rig: Rig, seconds: float, *, seed: int = 0, max_context: int = 4096) -
 
 
 def shapes(rig: Rig, seed: int, max_context: int) -> Iterator[Wanted]:
-    """Shapes without an end: the regimes in turn, the fullest steps first, then sizes evenly over their logarithms."""
+    """Shapes without an end: the regimes in turn, the fullest steps first, then sizes evenly over their logarithms.
+
+    Some come twice, the second time with a beginning that all rows share.
+    """
     random = Random(seed)
     limits = rig.limits
     longest = max(1, min(max_context, limits.max_model_len - REPEATS - 1))
@@ -106,7 +110,10 @@ def shapes(rig: Rig, seed: int, max_context: int) -> Iterator[Wanted]:
         num_rows = most if fullest or not most else _draw(random, 1, most)
         contexts = _contexts(random, rig, num_rows, longest, fullest)
         chunks = _chunks(random, rig, regime, contexts, longest)
-        yield Wanted(contexts, chunks, _num_shared_blocks(random, contexts, rig.cache_shape.block_size))
+        yield Wanted(contexts, chunks)
+        num_shared_blocks = _num_shared_blocks(random, contexts, rig.cache_shape.block_size)
+        if num_shared_blocks:
+            yield Wanted(contexts, chunks, num_shared_blocks)
 
 
 def _contexts(random: Random, rig: Rig, num_rows: int, longest: int, fullest: bool) -> tuple[int, ...]:
