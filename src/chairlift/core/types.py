@@ -15,6 +15,7 @@ from numbers import Integral, Real
 from typing import Any, TypeGuard
 
 from chairlift.core.errors import InvalidRequest
+from chairlift.core.structured import StructuredOutputs, structured_outputs
 
 MAX_LOGPROBS = 20
 """Most alternatives per token that a request may ask for."""
@@ -28,8 +29,11 @@ class SamplingParams:
     chosen token's log-probability and the k best. Log-probabilities are those of the model's own distribution:
     before penalties, bias and temperature.
 
-    Callers may give any list for a tuple, one text for `stop`, a mapping for `logit_bias`, and numbers of any kind:
-    they are kept as declared here.
+    `structured_outputs` is the form that the answer must have: each token is chosen among those that lead to such a
+    text, and the answer may end only where it is one.
+
+    Callers may give any list for a tuple, one text for `stop`, a mapping for `logit_bias` and `structured_outputs`, and
+    numbers of any kind: they are kept as declared here.
 
     Raises:
         InvalidRequest: a number out of range or not finite, or a value of another type.
@@ -53,6 +57,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self._integer("max_tokens", 1, none=True)
@@ -79,6 +84,7 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
         self._set("stop", _stops(self.stop))
+        self._set("structured_outputs", structured_outputs(self.structured_outputs))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)

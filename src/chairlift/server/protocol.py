@@ -10,13 +10,15 @@ from typing import Any
 
 import msgspec
 
+from chairlift.server.structured import StructuredFields
+
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(StructuredFields, kw_only=True):
     """What both ways of asking share."""
 
     model: str | None = None
@@ -91,12 +93,6 @@ HARMLESS: dict[str, tuple[Any, ...]] = {
     "tool_choice": (*_OFF, "none", "auto"),
     "functions": _OFF,
     "function_call": (*_OFF, "none", "auto"),
-    "response_format": (*_OFF, {"type": "text"}),
-    "structured_outputs": _OFF,
-    "guided_json": _OFF,
-    "guided_regex": _OFF,
-    "guided_choice": _OFF,
-    "guided_grammar": _OFF,
     "modalities": (*_OFF, ["text"]),
     "audio": _OFF,
     "prediction": _OFF,

@@ -16,6 +16,7 @@ from chairlift.server.errors import bad_request, from_invalid
 from chairlift.server.identity import MAX_TENANT_CHARS
 from chairlift.server.json_body import convert
 from chairlift.server.protocol import HARMLESS, ChatBody, CompletionBody, Message, SamplingFields
+from chairlift.server.structured import asked_form
 
 T = TypeVar("T")
 
@@ -191,6 +192,7 @@ def _params(
             ignore_eos=bool(body.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=asked_form(body),
         )
     except InvalidRequest as error:
         raise from_invalid(error) from None

@@ -1,0 +1,51 @@
+"""From the form of an answer to a grammar in the language of llguidance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+
+from chairlift.core.structured import StructuredOutputs
+
+BLANKS = r"[ \t\n\r]{1,8}"
+"""Between the parts of JSON at most eight blanks: a model that may write any number of them sometimes never stops."""
+
+
+def grammar_text(form: StructuredOutputs) -> str:
+    """The grammar of a form. It may be none, which is found by compiling it.
+
+    Raises:
+        ValueError: a schema that is not understood.
+    """
+    if form.json is not None or form.json_object:
+        schema = json.loads('{"type":"object"}' if form.json is None else form.json)
+        if schema is True:
+            schema = {}
+        if not isinstance(schema, dict):
+            raise ValueError("nothing satisfies the schema")
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides={**_blanks(form.whitespace_pattern), "lenient": form.lenient},  # type: ignore[typeddict-item]
+        )
+    if form.regex is not None:
+        return LLMatcher.grammar_from_regex(form.regex)
+    if form.choice is not None:
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, form.choice)))
+    return LLMatcher.grammar_from_lark(form.grammar or "")
+
+
+def literal(text: str) -> str:
+    """A text as a terminal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def embedded_json(schema: Mapping[str, Any]) -> str:
+    """A JSON text that satisfies a schema, as a part of a Lark grammar: what stands to the right of a rule's colon."""
+    return "%json " + json.dumps({**schema, "x-guidance": _blanks(None)}, ensure_ascii=False)
+
+
+def _blanks(pattern: str | None) -> dict[str, Any]:
+    return {"whitespace_flexible": False} if pattern == "" else {"whitespace_pattern": pattern or BLANKS}
