@@ -76,6 +76,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how long a stopped server lets answers go on (default: %(default)s)",
     )
     group.add_argument(
+        "--engine-stall-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="an engine that says nothing for so long hangs and is replaced (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-engine-restarts",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often in ten minutes an engine that was lost is replaced; then the server ends with status 1, "
+        "and with 0 at once (default: %(default)s)",
+    )
+    group.add_argument(
         "--enable-log-requests",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -118,6 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
         served_model_names=tuple(arguments.served_model_name or ()),
         allowed_hosts=tuple(arguments.allowed_host or ()),
         shutdown_timeout_s=arguments.shutdown_timeout,
+        stall_timeout_s=arguments.engine_stall_timeout,
+        max_engine_restarts=arguments.max_engine_restarts,
         log_requests=arguments.enable_log_requests,
         admission=AdmissionLimits(**caps(arguments)),
         overload_status=arguments.overload_status,

@@ -20,6 +20,7 @@ from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.shapes import encode_json
+from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
 
@@ -62,7 +63,8 @@ class App:
         """Requests for answers that are not finished."""
         self._access = access
         self._clock = clock
-        self._stall_timeout_s = stall_timeout_s
+        self.watchdog = Watchdog(stall_timeout_s)
+        """Of the engine; whoever asks for its health looks, and so does who watches over it."""
         self._log_requests = log_requests
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
@@ -168,7 +170,7 @@ class App:
             raise unavailable("The server is shutting down.", "shutting_down")
         engine, generation = self._engine()
         if engine.client.dead.done():
-            raise unavailable("The engine is not running.", "engine_dead")
+            raise engine.client.not_running()
         self.num_generating += 1
         try:
             await generation.serve(exchange, chat=chat)
@@ -213,8 +215,8 @@ class App:
         """Raises a 503 unless the engine lives: it speaks after every step, and every second when idle."""
         client = self._engine()[0].client
         if client.dead.done():
-            raise unavailable("The engine is not running.", "engine_dead")
-        if client.last_heard is not None and self._clock() - client.last_heard > self._stall_timeout_s:
+            raise client.not_running()
+        if self.watchdog.look(self._clock(), client.last_heard, client.longest_step_s):
             raise unavailable("The engine does not make progress.", "engine_stalled")
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
-from chairlift.server.errors import ApiError, bad_request, internal, never_fits, unavailable
+from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.wire import (
     MAX_FRAME_BYTES,
@@ -87,7 +88,10 @@ class _Live:
 
 
 class EngineClient(asyncio.Protocol):
-    """Speaks frames with one worker. Its life: connected, `ready`, then `dead` for good."""
+    """Speaks frames with one worker. Its life: connected, `ready`, then `dead`, until it is connected to another one.
+
+    Counters, ids and limits that were set outlive a worker; requests in its hands do not.
+    """
 
     def __init__(
         self,
@@ -97,12 +101,23 @@ class EngineClient(asyncio.Protocol):
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
-        """Set by the worker's first frame; cancelled if it dies before."""
+        """Set by the first frame of the first worker, and renewed by that of each later one; cancelled if the first
+        dies before."""
         self.dead: asyncio.Future[str] = loop.create_future()
-        """Set with the reason when nothing more can come."""
+        """Set with the reason when nothing more can come; a new one is there once another worker is ready."""
+        self.up: asyncio.Future[None] = loop.create_future()
+        """Set when the worker connected now is ready; cancelled if it is lost before."""
+        self.lost: asyncio.Future[str] = loop.create_future()
+        """Set with the reason when nothing more can come from the worker connected now."""
+        self.gone: asyncio.Future[None] = loop.create_future()
+        """Set when its connection is closed, and another may be made."""
         self.metrics: ServingMetrics | None = None
         self.last_heard: float | None = None
         """The worker's own time (the machine's monotonic clock) in its last frame."""
+        self.longest_step_s = 0.0
+        """Of the worker connected now."""
+        self.retry_after_s: float = RETRY_AFTER_S
+        """What those are told to wait who ask while there is no engine."""
         self.explanations = explanations
         """What became of the last requests, if anybody may ask."""
         self.admission = admission if admission is not None else Admission()
@@ -112,6 +127,8 @@ class EngineClient(asyncio.Protocol):
         self._received = bytearray()
         self._live: dict[int, _Live] = {}
         self._next_id = 0
+        self._limits = LimitChange()
+        """What was changed since the start, for workers to come."""
 
     # ------------------------------------------------------------ asking
 
@@ -132,7 +149,7 @@ class EngineClient(asyncio.Protocol):
             ApiError: 503, the worker is not there.
         """
         if self._transport is None or self.dead.done() or self.metrics is None:
-            raise unavailable("The engine is not running.", "engine_unavailable")
+            raise self.not_running()
         self._live[request.id] = _Live(request, listener, ticket)
         self._transport.write(encode(Add(request)))
         max_tokens = request.params.max_tokens
@@ -156,7 +173,9 @@ class EngineClient(asyncio.Protocol):
             ApiError: 503, the worker is not there.
         """
         if self._transport is None or self.dead.done():
-            raise unavailable("The engine is not running.", "engine_unavailable")
+            raise self.not_running()
+        given = {name: value for name in change.__slots__ if (value := getattr(change, name)) is not None}
+        self._limits = replace(self._limits, **given)
         self._transport.write(encode(SetLimits(change)))
 
     def close_queue(self) -> None:
@@ -169,6 +188,14 @@ class EngineClient(asyncio.Protocol):
         if self._transport is not None and not self.dead.done():
             self._transport.write(encode(Drain()))
 
+    def not_running(self) -> ApiError:
+        """What those are told who ask while there is no engine."""
+        return unavailable("The engine is not running.", "engine_dead", self.retry_after_s)
+
+    def give_up(self, reason: str) -> None:
+        """Expect nothing more from this worker, and tell everybody who waits."""
+        self._die(reason)
+
     def close(self) -> None:
         """Leave the worker, which ends it."""
         if self._transport is not None:
@@ -177,10 +204,17 @@ class EngineClient(asyncio.Protocol):
     # ------------------------------------------------------------ hearing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self._transport is not None:
+            loop = asyncio.get_running_loop()
+            self.up, self.lost, self.gone = loop.create_future(), loop.create_future(), loop.create_future()
+            self._received = bytearray()
+            self.last_heard, self.longest_step_s = None, 0.0
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._die("The engine stopped.")
+        if not self.gone.done():
+            self.gone.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         received = self._received
@@ -210,12 +244,25 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, Refused):
             self._refused(message)
         elif isinstance(message, Ready):
-            if self.metrics is None and not self.dead.done():
-                self.metrics = self._make_metrics(message)
-                self.admission.open(message.max_num_seqs)
-                self.ready.set_result(message)
+            if not self.up.done():
+                self._open(message)
         elif isinstance(message, Failed):
             self._die(message.message)
+
+    def _open(self, ready: Ready) -> None:
+        """The worker is ready: the first, or one that takes the place of another."""
+        if self.metrics is None:
+            self.metrics = self._make_metrics(ready)
+        else:
+            self.metrics.on_engine_back(ready.num_blocks, ready.block_size)
+            loop = asyncio.get_running_loop()
+            self.ready, self.dead = loop.create_future(), loop.create_future()
+        self.admission.open(ready.max_num_seqs)
+        self.ready.set_result(ready)
+        self.up.set_result(None)
+        self.retry_after_s = ready.load_s
+        if self._transport is not None and self._limits != LimitChange():
+            self._transport.write(encode(SetLimits(self._limits)))
 
     def _step(self, step: Step) -> None:
         now = self.last_heard = step.now
@@ -263,6 +310,8 @@ class EngineClient(asyncio.Protocol):
         if self.explanations is not None:
             self.explanations.on_step(step.joined, step.finishes)
         stats = step.stats
+        if stats.step_s > self.longest_step_s:
+            self.longest_step_s = stats.step_s
         self.admission.observe(stats, now)
         metrics.on_stats(stats)
         if stats.num_step_tokens:
@@ -313,6 +362,9 @@ class EngineClient(asyncio.Protocol):
             one.listener.fail(internal())
 
     def _die(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+            self.up.cancel()
         if self.dead.done():
             return
         self.dead.set_result(reason)
@@ -326,4 +378,5 @@ class EngineClient(asyncio.Protocol):
         for one in lost.values():
             self._give_back(one)
         for one in lost.values():
-            one.listener.fail(unavailable("The engine stopped before the answer was finished.", "engine_dead"))
+            text = "The engine stopped before the answer was finished."
+            one.listener.fail(unavailable(text, "engine_dead", self.retry_after_s))

@@ -110,9 +110,10 @@ def deadline_exceeded(kind: str, text: str | None) -> ApiError:
     return ApiError(504, text or f"{kind} deadline: missed", code=f"{kind}_deadline_exceeded", headers=DO_NOT_RETRY)
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """Refused for now, or lost: the same request may succeed elsewhere or later."""
-    return ApiError(503, message, code=code, headers=((b"retry-after", str(RETRY_AFTER_S).encode()),))
+def unavailable(message: str, code: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
+    """Refused for now, or lost: the same request may succeed elsewhere, or after about `wait_s` seconds."""
+    after_s = min(max(math.ceil(wait_s), RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+    return ApiError(503, message, code=code, headers=((b"retry-after", b"%d" % after_s),))
 
 
 def internal() -> ApiError:

@@ -48,7 +48,9 @@ class ServerOptions:
     write_timeout_s: float = 30.0
     """A client that takes nothing for so long is cut off."""
     stall_timeout_s: float = 10.0
-    """An engine not heard for so long is not healthy. It speaks after each step, and each second if idle."""
+    """An engine not heard for so long hangs, and is replaced. It speaks after each step, and each second if idle."""
+    max_engine_restarts: int = 5
+    """How often in ten minutes an engine that was lost is replaced; then the server ends. 0: it ends at once."""
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
@@ -68,8 +70,9 @@ class ServerOptions:
             raise InvalidOption("an API key must be printable ASCII")
         if set(self.api_keys) & set(self.admin_api_keys):
             raise InvalidOption("an admin API key must not be an API key as well: clients could change limits with it")
-        if self.keep_explanations < 0:
-            raise InvalidOption("keep_explanations must be at least 0")
+        for name in ("keep_explanations", "max_engine_restarts"):
+            if getattr(self, name) < 0:
+                raise InvalidOption(f"{name} must be at least 0")
         if any(not name or not name.isprintable() for name in self.served_model_names):
             raise InvalidOption("a served model name must not be empty, nor hold anything that cannot be printed")
         for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):

@@ -1,9 +1,9 @@
 """From options to a process that serves: start, serve, drain, end.
 
     bind ── start worker ──┬── HTTP up: 503 "loading" ──┬── ready: greet, serve ──┬── SIGTERM: drain ── exit 0
-                           └── load the tokenizer ──────┘                         └── worker lost ───── exit 1
+                           └── load the tokenizer ──────┘                         └── worker lost for good ── exit 1
 
-The worker loads the model while this process loads the tokenizer.
+The worker loads the model while this process loads the tokenizer. Later ones are the supervisor's business.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from chairlift.server.greeting import base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
-from chairlift.server.process import WorkerCommand, WorkerProcess
+from chairlift.server.process import WorkerCommand
+from chairlift.server.restarts import Restarts
 from chairlift.server.served_text import load_served_text
+from chairlift.server.supervisor import Supervisor, ending
 from chairlift.wire import Ready
 
 _log = logging.getLogger("chairlift.server")
@@ -70,8 +72,8 @@ def serve(
     _allow_descriptors()
     sock = bind(options)
     _log.info("loading %s", model)
-    with contextlib.closing(sock), WorkerProcess(worker_command) as process:
-        service = _Service(options, process, lambda: load_text(model))
+    with contextlib.closing(sock):
+        service = _Service(options, worker_command, lambda: load_text(model))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options), sock.getsockname()[1]))
 
@@ -85,13 +87,13 @@ def _allow_descriptors() -> None:
 class _Service:
     """One server process's life."""
 
-    def __init__(self, options: ServerOptions, process: WorkerProcess, load_text: Callable[[], ServedText]) -> None:
+    def __init__(self, options: ServerOptions, command: WorkerCommand, load_text: Callable[[], ServedText]) -> None:
         self._options = options
-        self._process = process
+        self._command = command
         self._load_text = load_text
         self._signals = 0
         self._told = asyncio.Event()
-        """Something happened: a signal, or the worker is lost."""
+        """Something happened: a signal, or the engine is lost for good."""
         self._explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
         self.app = App(
             Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
@@ -106,31 +108,46 @@ class _Service:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         admission = Admission(self._options.admission, policy=self._options.scheduling_policy)
-        _, client = await loop.create_unix_connection(
-            lambda: EngineClient(self._metrics, self._explanations, admission), sock=self._process.sock
-        )
-        client.dead.add_done_callback(lambda _: self._told.set())
-        await http.start()
-        with ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
+        client = EngineClient(self._metrics, self._explanations, admission)
+        restarts = Restarts(self._options.max_engine_restarts)
+        supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic)
+        with contextlib.closing(supervisor), ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
             try:
-                ready = await self._load(client, pool)
+                await supervisor.start()
+                await http.start()
+                ready = await self._load(client, supervisor, pool)
                 if ready is None:
                     return EXIT_OK
                 self._greet(ready, port)
                 gc.collect()
                 gc.freeze()  # the model's vocabulary and the modules live as long as the process
-                await self._told.wait()
-                is_clean = await self._drain(client) if not client.dead.done() else await self._mourn(client)
+                is_clean = await self._serve(client, supervisor)
                 client.drain()
                 await http.stop()
-                await self._process.end(WORKER_EXIT_TIMEOUT_S)
+                await supervisor.end(WORKER_EXIT_TIMEOUT_S)
                 return EXIT_OK if is_clean else EXIT_LOST
             finally:
-                self._process.kill()
                 client.close()
                 await http.stop()
 
-    async def _load(self, client: EngineClient, pool: ThreadPoolExecutor) -> Ready | None:
+    async def _serve(self, client: EngineClient, supervisor: Supervisor) -> bool:
+        """Until a signal has been obeyed, or the engine is lost for good; whether everything was finished."""
+        watching = asyncio.create_task(supervisor.run())
+        watching.add_done_callback(lambda _: self._told.set())
+        try:
+            await self._told.wait()
+            if watching.done():
+                watching.result()
+                _log.error("stopping: there is no engine any longer")
+                self.app.draining = True
+                await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
+                return False
+            supervisor.may_restart = False
+            return await self._drain(client)
+        finally:
+            watching.cancel()
+
+    async def _load(self, client: EngineClient, supervisor: Supervisor, pool: ThreadPoolExecutor) -> Ready | None:
         """Until everything is there; None if a signal came first."""
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(pool, self._load_text)
@@ -138,7 +155,7 @@ class _Service:
         await asyncio.wait((client.ready, told), return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
         if client.dead.done():
-            await self._explain(client)
+            await self._explain(client, supervisor)
         if self._signals or not client.ready.done():
             return None
         ready = client.ready.result()
@@ -162,18 +179,18 @@ class _Service:
         self.app.serving = engine, generation
         return ready
 
-    async def _explain(self, client: EngineClient) -> None:
+    async def _explain(self, client: EngineClient, supervisor: Supervisor) -> None:
         """The worker ended before it was ready: its own words if it had any.
 
         Raises:
             InvalidModel: the model or an option is at fault.
             EngineDead: anything else.
         """
-        status = await self._process.wait(WORKER_EXIT_TIMEOUT_S)
+        status = await supervisor.wait(WORKER_EXIT_TIMEOUT_S)
         reason = client.dead.result()
         if status == _CANNOT_START:
             raise InvalidModel(reason)
-        raise EngineDead(f"{reason} (the worker's exit status: {status})")
+        raise EngineDead(f"{reason} ({ending(status)})")
 
     def _metrics(self, ready: Ready) -> ServingMetrics:
         names = self._options.served_model_names or (ready.model_name,)
@@ -199,25 +216,18 @@ class _Service:
         self._told.set()
 
     async def _drain(self, client: EngineClient) -> bool:
-        """Let what is there finish; whether everything did."""
+        """Let what is there finish; whether everything did. An engine that was lost before had nothing to finish."""
+        was_dead = client.dead.done()
         app, timeout_s = self.app, self._options.shutdown_timeout_s
         app.draining = True
         _log.info("stopping: %d requests in flight, at most %g s", app.num_generating, timeout_s)
         client.close_queue()
         await self._until_quiet(timeout_s, lambda: self._signals > 1 or client.dead.done())
         if not app.num_generating:
-            return not client.dead.done()
+            return was_dead or not client.dead.done()
         _log.warning("stopping now: %d requests are not finished", app.num_generating)
         if app.serving is not None:
             app.serving[1].fail_all(unavailable("The server is shutting down.", "shutting_down"))
-        await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
-        return False
-
-    async def _mourn(self, client: EngineClient) -> bool:
-        """The worker is lost, and with it every answer: let the errors reach the clients."""
-        status = await self._process.wait(FLUSH_TIMEOUT_S)
-        _log.error("the engine is lost (exit status %s): %s", status, client.dead.result())
-        self.app.draining = True
         await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
         return False
 

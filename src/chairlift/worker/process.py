@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -41,6 +42,8 @@ EXIT_CANNOT_START = 2
 SWITCH_INTERVAL_S = 5e-4
 """How long a thread that comes back from the device may wait for another one's Python code; the default is 5 ms."""
 
+_PR_SET_PDEATHSIG = 1
+
 FLUSH_TIMEOUT_S = 2.0
 MAX_REPORTED_FRAMES = 10
 """Bad frames named on stderr; what goes on sending them must not fill a log."""
@@ -64,6 +67,13 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C may reach the whole group; the server decides what it means
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.dup2(2, 1)  # a library that prints must not write into the server's output
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+    """Let the system kill this process when the server dies: one that hangs or is stopped reads nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
