@@ -21,11 +21,13 @@ from chairlift.server.access import Access
 from chairlift.server.admin import Admin
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
+from chairlift.server.tls import server_context
 from chairlift.wire import Ready
 from server.fake_text import FakeText
 from server.fake_worker import FakeOptions, FakeWorker
@@ -75,10 +77,12 @@ class RunningServer:
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
             admin=None if self.explanations is None else Admin(self.explanations, options.admission),
+            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
+            root_path=options.root_path,
         )
         sock = bind(options)
-        self.port = sock.getsockname()[1]
-        self.http = HttpServer(self.app, sock, options)
+        self.port = 0 if options.uds is not None else sock.getsockname()[1]
+        self.http = HttpServer(self.app, sock, options, server_context(options))
         await self.http.start()
         ready = await self.client.ready
         engine = Engine(
@@ -96,6 +100,7 @@ class RunningServer:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         self.app.serving = engine, self.generation
         self.baseline_tasks = len(asyncio.all_tasks())

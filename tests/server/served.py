@@ -41,7 +41,7 @@ class Served:
     def wait_ready(self) -> None:
         assert self.process.stdout is not None
         self.said = self.process.stdout.readline()
-        match = re.search(r" at http://127\.0\.0\.1:(\d+)$", self.said.rstrip())
+        match = re.search(r" at https?://127\.0\.0\.1:(\d+)$", self.said.rstrip())
         assert match, (self.said, self.process.stderr and self.process.stderr.read())
         self.port = int(match[1])
         while "client.chat" not in self.said or not self.said.endswith("\n\n"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="SECONDS",
         help="how long a stopped server lets answers go on (default: %(default)s)",
     )
+    add_web_flags(parser)
     group.add_argument(
         "--engine-stall-timeout",
         type=float,
@@ -136,6 +138,7 @@ def run(arguments: argparse.Namespace) -> int:
         stall_timeout_s=arguments.engine_stall_timeout,
         max_engine_restarts=arguments.max_engine_restarts,
         log_requests=arguments.enable_log_requests,
+        **web_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
         overload_status=arguments.overload_status,
         scheduling_policy=engine.scheduling_policy,

@@ -16,6 +16,7 @@ from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
@@ -56,6 +57,8 @@ class App:
         stall_timeout_s: float,
         log_requests: bool,
         admin: Admin | None = None,
+        cors: Cors | None = None,
+        root_path: str = "",
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
         self.draining = False
@@ -66,6 +69,8 @@ class App:
         self.watchdog = Watchdog(stall_timeout_s)
         """Of the engine; whoever asks for its health looks, and so does who watches over it."""
         self._log_requests = log_requests
+        self._cors = cors
+        self._root = root_path.encode()
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions)
@@ -104,6 +109,8 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
+        if self._root and exchange.path.startswith(self._root + b"/"):
+            exchange.path = exchange.path[len(self._root) :]
         route = self._routes.get(exchange.path) or self._route_by_prefix(exchange.path)
         try:
             await self._serve(exchange, route)
@@ -127,6 +134,11 @@ class App:
         return self._unknown_route
 
     async def _serve(self, exchange: Exchange, route: Route) -> None:
+        if self._cors is not None and self._cors.admit(exchange):
+            preflight = self._cors.preflight(exchange)
+            if preflight is not None:
+                await exchange.respond(200, b"", headers=preflight)
+                return
         if route.is_admin:
             self._access.check_admin(exchange.headers)
         elif not route.is_open:

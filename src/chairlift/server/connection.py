@@ -24,6 +24,9 @@ LINGER_S = 1.0
 DISCARD_BYTES = 64 << 10
 """What is still read from a client that was turned away, so that it gets to reading."""
 
+TLS_BUFFER_BYTES = 8 << 10
+"""What may wait to be encrypted before the app is told to wait."""
+
 MAX_FRAMING = 8
 """Bytes on the wire per byte of a chunked body; one-byte chunks take six."""
 
@@ -72,6 +75,8 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.scheme == "https":  # what waits to be encrypted comes on top of what was, and would be half a MiB
+            transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES)
         self._start_receive_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -40,6 +40,8 @@ class Exchange:
         self.status: int | None = None
         self.note = ""
         """What the log says about it besides the status."""
+        self.common_headers: tuple[tuple[bytes, bytes], ...] = ()
+        """Of whatever is answered."""
         self.id = self._given_id() or secrets.token_hex(16)
         self._extensions: dict[str, Any] = scope.get("extensions") or {}
         self._receive = receive
@@ -106,7 +108,12 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [(b"content-type", content_type), (b"x-request-id", self.id.encode()), *headers],
+                "headers": [
+                    (b"content-type", content_type),
+                    (b"x-request-id", self.id.encode()),
+                    *self.common_headers,
+                    *headers,
+                ],
             }
         )
 

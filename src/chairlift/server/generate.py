@@ -32,6 +32,8 @@ from chairlift.server.errors import ApiError, from_invalid, overloaded
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import principal_name, tenant_name
 from chairlift.server.json_body import read_object
+from chairlift.server.keep_alive import kept_alive
+from chairlift.server.message_parts import call_id, short_call_id
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
@@ -90,6 +92,7 @@ class Generation:
         max_pending_bytes: int,
         overload_status: int = 429,
     ) -> None:
+        sse_keep_alive_interval_s: float = 0.0,
         self._engine = engine
         self._pool = pool
         self._clock = clock
@@ -98,6 +101,7 @@ class Generation:
         self._max_pending_bytes = max_pending_bytes
         self._overload_status = overload_status
         self._answers: set[Answer] = set()
+        self._sse_keep_alive_interval_s = sse_keep_alive_interval_s
 
     @property
     def admission(self) -> Admission:
@@ -206,7 +210,8 @@ class Generation:
             open_text = self._engine.text.streams(fitted.asked.params, skip_special_tokens=show.skip_special_tokens)
             answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:
-                await _stream(exchange, answer)
+                with kept_alive(answer.outlet, self._sse_keep_alive_interval_s):
+                    await _stream(exchange, answer)
             else:
                 await self._collect(exchange, answer)
         finally:

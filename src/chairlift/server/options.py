@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from dataclasses import dataclass
 
 from chairlift.core.admission import DEFAULT_MAX_NUM_QUEUED_REQS, AdmissionLimits
@@ -12,6 +14,9 @@ from chairlift.core.policy import OrderName
 DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=DEFAULT_MAX_NUM_QUEUED_REQS)
 
 OVERLOAD_STATUSES = (429, 503)
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +48,9 @@ class ServerOptions:
     """A request that has not arrived as a whole by then is dropped."""
     keep_alive_timeout_s: int = 75
     """Above what clients keep pooled connections for, so that it is they who close."""
-    max_pending_bytes: int = 192 << 10
-    """Most bytes kept for a client that does not read, besides 64 KiB in the transport; then its request is aborted."""
+    max_pending_bytes: int = 160 << 10
+    """Most bytes kept for a client that does not read, besides those in the transport: 64 KiB, 72 with TLS. Then its
+    request is aborted."""
     write_timeout_s: float = 30.0
     """A client that takes nothing for so long is cut off."""
     stall_timeout_s: float = 10.0
@@ -54,6 +60,20 @@ class ServerOptions:
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
+    uds: str | None = None
+    """Path of a Unix socket to listen on instead of an address; only its owner may connect."""
+    ssl_certfile: str | None = None
+    """PEM file with the certificate and those that vouch for it; with it the server speaks TLS and nothing else."""
+    ssl_keyfile: str | None = None
+    """PEM file with the key, if it is not in the same file."""
+    ssl_ca_certs: str | None = None
+    """PEM file with authorities; a client must show a certificate of theirs."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may ask and read (`*`: any)."""
+    root_path: str = ""
+    """Prefix that a proxy puts before all paths; it may take it off or not."""
+    sse_keep_alive_interval_s: float = 0.0
+    """A stream that is silent for so long gets a comment. 0: none."""
     admission: AdmissionLimits = DEFAULT_ADMISSION
     overload_status: int = 429
     """Of the response to a request that is refused for now."""
@@ -85,9 +105,36 @@ class ServerOptions:
             raise InvalidOption(f"overload_status must be 429 or 503, not {self.overload_status}")
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
-        if not self.api_keys and not is_loopback(self.host):
+        self._check_web()
+        if not self.api_keys and self.uds is None and not is_loopback(self.host):
             host = self.host or "an empty host"
             raise InvalidOption(f"{host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
+
+    def _check_web(self) -> None:
+        """How it is reached besides its address."""
+        for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+            value = getattr(self, name)
+            if value is not None and (not value or "\0" in value):
+                raise InvalidOption(f"{name} must name a file")
+        if self.ssl_certfile is None and (self.ssl_keyfile is not None or self.ssl_ca_certs is not None):
+            raise InvalidOption("ssl_keyfile and ssl_ca_certs go with ssl_certfile, without which there is no TLS")
+        for origin in self.allowed_origins:
+            if not is_origin(origin):
+                raise InvalidOption(
+                    f"an allowed origin is a scheme and a host such as https://example.org, not {origin!r}"
+                )
+        if ANY_ORIGIN in self.allowed_origins and not self.api_keys:
+            raise InvalidOption("any page could use a server that allows all origins: give an --api-key, or name them")
+        root = self.root_path
+        if root and (not root.startswith("/") or root.endswith("/") or not root.isascii() or not root.isprintable()):
+            raise InvalidOption(f"root_path begins with a slash and ends without one, unlike {root!r}")
+        if not 0 <= self.sse_keep_alive_interval_s < math.inf:
+            raise InvalidOption("sse_keep_alive_interval must be at least 0")
+
+
+def is_origin(text: str) -> bool:
+    """Whether a browser could send this as an origin: scheme, host and port, nothing after; or any (`*`)."""
+    return text == ANY_ORIGIN or _ORIGIN.fullmatch(text) is not None
 
 
 def is_loopback(host: str) -> bool:

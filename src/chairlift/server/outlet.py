@@ -15,7 +15,16 @@ from chairlift.server.errors import ApiError
 class Outlet:
     """Bytes on their way to one client; ended by `close`, or by `fail` with the reason."""
 
-    __slots__ = ("_max_pending_bytes", "_num_pending_bytes", "_on_overrun", "_pending", "_waiter", "closed", "error")
+    __slots__ = (
+        "_max_pending_bytes",
+        "_num_pending_bytes",
+        "_on_overrun",
+        "_pending",
+        "_waiter",
+        "closed",
+        "error",
+        "is_quiet",
+    )
 
     def __init__(self, max_pending_bytes: int, on_overrun: Callable[[], None]) -> None:
         self._pending: list[bytes] = []
@@ -24,6 +33,8 @@ class Outlet:
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False
         self.error: ApiError | None = None
+        self.is_quiet = True
+        """Nothing was taken since somebody set this."""
         self._on_overrun = on_overrun
 
     @property
@@ -69,6 +80,7 @@ class Outlet:
 
     def take(self) -> bytes:
         """Everything written since the last time."""
+        self.is_quiet = False
         data = b"".join(self._pending)
         self._pending.clear()
         self._num_pending_bytes = 0

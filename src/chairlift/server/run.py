@@ -14,6 +14,7 @@ import gc
 import logging
 import resource
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,16 +22,17 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 
 from chairlift.core.admission import Admission
-from chairlift.core.errors import EngineDead, InvalidModel
+from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
 from chairlift.server.errors import unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
-from chairlift.server.greeting import base_url, greeting
+from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
@@ -38,6 +40,8 @@ from chairlift.server.process import WorkerCommand
 from chairlift.server.restarts import Restarts
 from chairlift.server.served_text import load_served_text
 from chairlift.server.supervisor import Supervisor, ending
+from chairlift.server.tls import load_certificate, server_context
+from chairlift.server.unix_socket import removed_at_end
 from chairlift.wire import Ready
 
 _log = logging.getLogger("chairlift.server")
@@ -70,12 +74,18 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     _allow_descriptors()
+    context = server_context(options)
     sock = bind(options)
     _log.info("loading %s", model)
-    with contextlib.closing(sock):
-        service = _Service(options, worker_command, lambda: load_text(model))
+    with contextlib.closing(sock), removed_at_end(options.uds):
+        url = (
+            f"http://{LOCAL_NAME}"
+            if options.uds is not None
+            else base_url(options.host, sock.getsockname()[1], "http" if context is None else "https")
+        )
+        service = _Service(options, worker_command, lambda: load_text(model), context)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(service.run(HttpServer(service.app, sock, options), sock.getsockname()[1]))
+            return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
 
 
 def _allow_descriptors() -> None:
@@ -87,8 +97,15 @@ def _allow_descriptors() -> None:
 class _Service:
     """One server process's life."""
 
-    def __init__(self, options: ServerOptions, command: WorkerCommand, load_text: Callable[[], ServedText]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        command: WorkerCommand,
+        load_text: Callable[[], ServedText],
+        context: ssl.SSLContext | None,
+    ) -> None:
         self._options = options
+        self._context = context
         self._command = command
         self._load_text = load_text
         self._signals = 0
@@ -101,12 +118,16 @@ class _Service:
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
             admin=None if self._explanations is None else Admin(self._explanations, options.admission),
+            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
+            root_path=options.root_path,
         )
 
-    async def run(self, http: HttpServer, port: int) -> int:
+    async def run(self, http: HttpServer, url: str) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        if self._context is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._renew_certificate, self._context)
         admission = Admission(self._options.admission, policy=self._options.scheduling_policy)
         client = EngineClient(self._metrics, self._explanations, admission)
         restarts = Restarts(self._options.max_engine_restarts)
@@ -118,7 +139,7 @@ class _Service:
                 ready = await self._load(client, supervisor, pool)
                 if ready is None:
                     return EXIT_OK
-                self._greet(ready, port)
+                self._greet(ready, url)
                 gc.collect()
                 gc.freeze()  # the model's vocabulary and the modules live as long as the process
                 is_clean = await self._serve(client, supervisor)
@@ -175,6 +196,7 @@ class _Service:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         self.app.serving = engine, generation
         return ready
@@ -196,20 +218,29 @@ class _Service:
         names = self._options.served_model_names or (ready.model_name,)
         return ServingMetrics(names[0], ready.max_model_len, ready.num_blocks, ready.block_size)
 
-    def _greet(self, ready: Ready, port: int) -> None:
+    def _greet(self, ready: Ready, url: str) -> None:
         names = self._options.served_model_names or (ready.model_name,)
         text = greeting(
-            base_url(self._options.host, port),
+            url,
             names[0],
             max_model_len=ready.max_model_len,
             load_s=ready.load_s,
             resident_bytes=ready.resident_bytes,
             needs_key=bool(self._options.api_keys),
+            uds=self._options.uds,
         )
         try:
             print(text, flush=True)
         except OSError as error:  # nobody reads it, or a full disk: no reason not to serve
             _log.warning("standard output cannot be written: %s", error.strerror)
+
+    def _renew_certificate(self, context: ssl.SSLContext) -> None:
+        try:
+            load_certificate(context, self._options)
+        except InvalidOption as error:
+            _log.error("the certificate stays as it was: %s", error)
+        else:
+            _log.info("new connections get the new certificate")
 
     def _on_signal(self) -> None:
         self._signals += 1
