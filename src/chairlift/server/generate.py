@@ -33,7 +33,6 @@ from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import principal_name, tenant_name
 from chairlift.server.json_body import read_object
 from chairlift.server.keep_alive import kept_alive
-from chairlift.server.message_parts import call_id, short_call_id
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
