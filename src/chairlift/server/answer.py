@@ -19,7 +19,9 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
+from chairlift.text.answers import AnswerReader
 
 SCORED_WEIGHT = 8
 
@@ -54,12 +56,15 @@ class Answer:
         self.finished = False
         """Every choice came to a good end."""
         self.client_left = False
+        self.used = Used()
+        """Also by choices that nobody waits for any longer."""
         self._client = client
         self._shape = shape
         self._show = show
         self._ids: list[int] = []
         self._asked: Sequence[Asked] = ()
         self._collected: list[CollectedChoice] = []
+        self._readers: list[AnswerReader] = []
         self._num_open = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -91,6 +96,7 @@ class Answer:
             self._first_indices[request.id] = self._num_open
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
+            self.used.num_prompt_tokens += len(one.prompt)
             parts.append((request, _Part(self, one, choices)))
         for (request, part), ticket in zip(parts, tickets, strict=True):
             self._ids.append(request.id)
@@ -100,7 +106,8 @@ class Answer:
 
     def usage(self) -> Usage:
         """Tokens of all choices that ended."""
-        return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
+        thought = sum(reader.num_reasoning_tokens for reader in self._readers) if self._readers else None
+        return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens, thought)
 
     def weight(self) -> int:
         """What it takes to write `body`, in tokens of plain text: tokens with scores cost several times as much."""
@@ -112,6 +119,8 @@ class Answer:
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""
         choices = [choice.as_json() for choice in self._collected]
+        if self._show.num_kept is not None:
+            choices = self._likeliest(choices, self._show.num_kept)
         fields = self._asked[0].prompt_fields() if self._shape.chat else {}
         return self._shape.body(choices, self.usage(), fields | self._explanation())
 
@@ -136,19 +145,34 @@ class Answer:
             return
         self._left = True
         self.outlet.close()
-        for request_id in self._ids:
-            self._client.abort(request_id)
+        self.used.client_left = self.client_left
+        self.used.expect(sum(self._client.abort(request_id, self.used.add_late) for request_id in self._ids))
 
     def _choice(self, asked: Asked, index: int, text: TokenText) -> Choice:
+        reader = None if asked.open_reader is None else asked.open_reader()
+        if reader is not None:
+            self._readers.append(reader)
         if not self._show.stream:
-            choice = CollectedChoice(asked, index, text, self._ended)
+            choice = CollectedChoice(asked, index, text, self._ended, reader)
             self._collected.append(choice)
             return choice
-        kind = StreamedChoice if asked.is_plain else RichStreamedChoice
-        return kind(asked, index, text, self.outlet, self._ended)
+        if asked.is_plain:
+            return StreamedChoice(asked, index, text, self.outlet, self._ended)
+        return RichStreamedChoice(asked, index, text, self.outlet, self._ended, reader)
+
+    def _likeliest(self, choices: list[dict[str, Any]], num_kept: int) -> list[dict[str, Any]]:
+        """Of each prompt's answers the best, likeliest first, with numbers of their own."""
+        num_each = len(choices) // len(self._asked)
+        kept: list[dict[str, Any]] = []
+        for start in range(0, len(choices), num_each):
+            indices = range(start, start + num_each)
+            best = sorted(indices, key=lambda index: -self._collected[index].mean_logprob)[:num_kept]
+            kept += [choices[index] for index in best]
+        return [choice | {"index": index} for index, choice in enumerate(kept)]
 
     def _ended(self, finish: Finish) -> None:
         self._reasons.add(finish.reason.value)
+        self.used.add(finish)
         if self._show.explain:
             self._finishes.append(finish)
         if finish.reason is FinishReason.ERROR:

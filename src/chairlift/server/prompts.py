@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import SamplingParams
 from chairlift.server.errors import bad_request, from_invalid, never_fits
-from chairlift.server.ports import PromptTokens
+from chairlift.server.ports import ChatPrompt, PromptTokens
+from chairlift.server.shapes import encode_json
 from chairlift.server.validate import Prompt, Validated
 
 CONTEXT_CODE = "context_length_exceeded"
@@ -58,10 +60,16 @@ def estimated_tokens(asked: Validated, max_model_len: int) -> list[int]:
 def _estimated(prompt: Prompt) -> int:
     if isinstance(prompt, str):
         return len(prompt.encode()) // BYTES_PER_TOKEN
-    return sum(
-        1 if isinstance(one, int) else TOKENS_PER_MESSAGE + len(one["content"].encode()) // BYTES_PER_TOKEN
-        for one in prompt
-    )
+    if not isinstance(prompt, ChatPrompt):
+        return len(prompt)
+    messages = sum(TOKENS_PER_MESSAGE + _num_bytes(message) // BYTES_PER_TOKEN for message in prompt.messages)
+    return messages + (len(encode_json(prompt.tools)) // BYTES_PER_TOKEN if prompt.tools else 0)
+
+
+def _num_bytes(message: dict[str, Any]) -> int:
+    calls, thought = message.get("tool_calls"), message.get("reasoning_content", "")
+    more = len(encode_json(calls)) if calls else 0
+    return len(message["content"].encode()) + len(thought.encode()) + more
 
 
 def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_len: int) -> list[int]:
@@ -70,14 +78,13 @@ def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_l
     if isinstance(prompt, str):
         _probe(prompt, asked, tokens, max_model_len)
         ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
-    elif isinstance(prompt[0], dict):
-        messages = [message for message in prompt if isinstance(message, dict)]
+    elif isinstance(prompt, ChatPrompt):
         try:
-            return tokens.encode_chat(messages, add_generation_prompt=asked.add_generation_prompt)
+            return tokens.encode_chat(prompt)
         except InvalidRequest as error:
             raise from_invalid(error) from None
     else:
-        ids = [token for token in prompt if isinstance(token, int)]
+        ids = prompt
         _check_range("prompt", ids, tokens.vocab_size)
     if not ids:
         raise bad_request("prompt must not be empty", "prompt")

@@ -43,6 +43,11 @@ REASONING_FORMATS = {
 """By the names that users of other servers know."""
 
 
+def reasoning_format_of(source: str) -> ReasoningFormat | None:
+    """The format that a chat template speaks of, if any: one that writes a closing tag knows thought."""
+    return next((form for form in REASONING_FORMATS.values() if form.closing in source), None)
+
+
 class _Place(Enum):
     OPENING = 1
     """The opening tag may come."""

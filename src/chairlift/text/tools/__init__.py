@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from chairlift.text.tools.found import ToolFormat, ToolReader
+from chairlift.text.tools.found import CallSpelling, ToolFormat, ToolReader
 from chairlift.text.tools.generic import GENERIC
 from chairlift.text.tools.hermes import HERMES
 from chairlift.text.tools.llama3 import LLAMA3
@@ -11,4 +11,4 @@ from chairlift.text.tools.mistral import MISTRAL
 TOOL_FORMATS = {form.name: form for form in (HERMES, LLAMA3, MISTRAL, GENERIC)}
 """By the names that users of other servers know."""
 
-__all__ = ["GENERIC", "TOOL_FORMATS", "ToolFormat", "ToolReader"]
+__all__ = ["GENERIC", "TOOL_FORMATS", "CallSpelling", "ToolFormat", "ToolReader"]

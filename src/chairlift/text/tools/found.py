@@ -103,15 +103,29 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class CallSpelling:
+    """How a call is to be written where one is forced: `before`, an object of name and `arguments`, `after`."""
+
+    before: str = ""
+    arguments: str = "arguments"
+    after: str = ""
+    between: str = ", "
+    opens_list: str = ""
+    closes_list: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """How models of one kind write calls.
 
-    `special_texts` are special tokens that are part of it: they must be in the text that is read.
+    `special_texts` are special tokens that are part of it: they must be in the text that is read. Without a `spelling`
+    calls cannot be forced in this format.
     """
 
     name: str
     read: Callable[[Found], Reading[None]]
     special_texts: tuple[str, ...] = ()
+    spelling: CallSpelling | None = None
     short_ids: bool = False
     """Its chat templates take ids of calls of nine letters and digits only."""
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from chairlift.text.tools.found import END, Found, Reading, ToolFormat
+from chairlift.text.tools.found import END, CallSpelling, Found, Reading, ToolFormat
 from chairlift.text.tools.reading import attempt, call, calls_in_list, gap, space
 
 FENCE = "`"
@@ -57,4 +57,4 @@ def _label(character: str) -> Reading[str]:
     return (yield from space(character))
 
 
-GENERIC = ToolFormat("json", _read)
+GENERIC = ToolFormat("json", _read, spelling=CallSpelling(opens_list="[", closes_list="]"))

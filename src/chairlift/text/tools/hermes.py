@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from chairlift.text.tools.found import END, Found, Reading, ToolFormat
+from chairlift.text.tools.found import END, CallSpelling, Found, Reading, ToolFormat
 from chairlift.text.tools.reading import attempt, call, content_before, gap, space, tag
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -40,4 +40,6 @@ def _after_call(character: str, found: Found) -> Reading[tuple[bool, str]]:
     return False, character
 
 
-HERMES = ToolFormat("hermes", _read, (OPENING, CLOSING))
+SPELLING = CallSpelling(f"{OPENING}\n", after=f"\n{CLOSING}", between="\n")
+
+HERMES = ToolFormat("hermes", _read, (OPENING, CLOSING), SPELLING)

@@ -8,7 +8,7 @@ Without the token only an answer that begins so is a call: JSON further on is so
 
 from __future__ import annotations
 
-from chairlift.text.tools.found import END, Found, Reading, ToolFormat
+from chairlift.text.tools.found import END, CallSpelling, Found, Reading, ToolFormat
 from chairlift.text.tools.reading import attempt, call, content_before, gap, space
 
 TAG = "<|python_tag|>"
@@ -33,4 +33,4 @@ def _calls(character: str, found: Found) -> Reading[str]:
     return character
 
 
-LLAMA3 = ToolFormat("llama3_json", _read, (TAG,))
+LLAMA3 = ToolFormat("llama3_json", _read, (TAG,), CallSpelling(arguments="parameters", between="; "))
