@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.cli.admission_flags import add_admission_flags, caps
+from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.web_flags import add_web_flags, web_options
@@ -63,6 +64,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
     )
+    add_chat_flags(group)
     group.add_argument(
         "--allowed-host",
         action="append",
@@ -145,6 +147,13 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
     def load_text(model: str) -> ServedText:
-        return load_served_text(model, arguments.chat_template)
+        return load_served_text(
+            model,
+            arguments.chat_template,
+            tool_call_parser=arguments.tool_call_parser,
+            auto_tool_choice=arguments.enable_auto_tool_choice,
+            reasoning_parser=arguments.reasoning_parser,
+            template_kwargs=arguments.default_chat_template_kwargs,
+        )
 
     return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text)
