@@ -28,6 +28,7 @@ from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
 from chairlift.server.tls import server_context
+from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
 from server.fake_worker import FakeOptions, FakeWorker
@@ -47,6 +48,7 @@ class RunningServer:
         self.options = options
         self.loop = uvloop.new_event_loop()
         self.explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        self.usage_log = None if options.usage_log is None else UsageLog(options.usage_log, time.monotonic, time.time)
         self._client_sock = client_sock
         self._text = text
         self.admission: Admission
@@ -79,6 +81,7 @@ class RunningServer:
             admin=None if self.explanations is None else Admin(self.explanations, options.admission),
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
+            usage_log=self.usage_log,
         )
         sock = bind(options)
         self.port = 0 if options.uds is not None else sock.getsockname()[1]
@@ -111,6 +114,8 @@ class RunningServer:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(TIMEOUT_S)
         self._pool.shutdown()
+        if self.usage_log is not None:
+            self.usage_log.close(TIMEOUT_S)
         self.loop.close()
 
     @contextlib.contextmanager

@@ -100,6 +100,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         default=True,
         help="one line for each request on standard error, without its content (default: on)",
     )
+    group.add_argument(
+        "--usage-log",
+        metavar="FILE",
+        help="append a JSON line for each request: who asked, tokens, times, and nothing of what was said",
+    )
     add_admission_flags(parser)
     add_config_flag(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -140,6 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
         stall_timeout_s=arguments.engine_stall_timeout,
         max_engine_restarts=arguments.max_engine_restarts,
         log_requests=arguments.enable_log_requests,
+        usage_log=arguments.usage_log,
         **web_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
         overload_status=arguments.overload_status,

@@ -53,6 +53,7 @@ class ServingMetrics:
         self.num_disconnects = 0
         self.num_slow_readers = 0
         self.num_engine_restarts = 0
+        self.num_usage_records_lost = 0
         self.is_engine_up = True
         self.num_rejections = dict.fromkeys(RefusalReason, 0)
         self._responses: dict[tuple[str, int], int] = {}
@@ -213,6 +214,11 @@ class ServingMetrics:
             ("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens),
             ("chairlift:steps", "Steps that computed something.", self.step_tokens.count),
             ("chairlift:engine_restarts", "Times a lost engine was replaced.", self.num_engine_restarts),
+            (
+                "chairlift:usage_records_lost",
+                "Requests that are missing in the usage log.",
+                self.num_usage_records_lost,
+            ),
             ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):

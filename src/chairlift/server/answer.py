@@ -19,6 +19,7 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
 from chairlift.text.answers import AnswerReader
 
@@ -55,6 +56,8 @@ class Answer:
         self.finished = False
         """Every choice came to a good end."""
         self.client_left = False
+        self.used = Used()
+        """Also by choices that nobody waits for any longer."""
         self._client = client
         self._shape = shape
         self._show = show
@@ -93,6 +96,7 @@ class Answer:
             self._first_indices[request.id] = self._num_open
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
+            self.used.num_prompt_tokens += len(one.prompt)
             parts.append((request, _Part(self, one, choices)))
         for (request, part), ticket in zip(parts, tickets, strict=True):
             self._ids.append(request.id)
@@ -141,8 +145,8 @@ class Answer:
             return
         self._left = True
         self.outlet.close()
-        for request_id in self._ids:
-            self._client.abort(request_id)
+        self.used.client_left = self.client_left
+        self.used.expect(sum(self._client.abort(request_id, self.used.add_late) for request_id in self._ids))
 
     def _choice(self, asked: Asked, index: int, text: TokenText) -> Choice:
         reader = None if asked.open_reader is None else asked.open_reader()
@@ -168,6 +172,7 @@ class Answer:
 
     def _ended(self, finish: Finish) -> None:
         self._reasons.add(finish.reason.value)
+        self.used.add(finish)
         if self._show.explain:
             self._finishes.append(finish)
         if finish.reason is FinishReason.ERROR:

@@ -20,7 +20,10 @@ from chairlift.server.cors import Cors
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.identity import principal_name
 from chairlift.server.shapes import encode_json
+from chairlift.server.usage import Used
+from chairlift.server.usage_log import UsageLog
 from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
@@ -59,6 +62,7 @@ class App:
         admin: Admin | None = None,
         cors: Cors | None = None,
         root_path: str = "",
+        usage_log: UsageLog | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
         self.draining = False
@@ -71,6 +75,7 @@ class App:
         self._log_requests = log_requests
         self._cors = cors
         self._root = root_path.encode()
+        self._usage_log = usage_log
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions)
@@ -109,6 +114,7 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
+        arrival = self._clock()
         if self._root and exchange.path.startswith(self._root + b"/"):
             exchange.path = exchange.path[len(self._root) :]
         route = self._routes.get(exchange.path) or self._route_by_prefix(exchange.path)
@@ -126,6 +132,8 @@ class App:
             await self._refuse(exchange, internal())
         finally:
             self._note(exchange, route)
+            if self._usage_log is not None and exchange.used is not None:
+                self._log_usage(self._usage_log, exchange, exchange.used, route.name, arrival)
 
     def _route_by_prefix(self, path: bytes) -> Route:
         for prefix, route in self._prefixes.items():
@@ -169,6 +177,19 @@ class App:
             status = exchange.status if exchange.status is not None else "-"
             _log.info("id=%s route=%s status=%s %s", exchange.id, route.name, status, exchange.note.strip())
 
+    def _log_usage(self, log: UsageLog, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
+        about = {
+            "id": exchange.id,
+            "principal": principal_name(exchange.principal),
+            "route": route,
+            "status": exchange.status,
+        }
+        total_s = {"total_s": round(self._clock() - arrival, 6)}
+        used.when_settled(lambda: log.put(about | used.record() | total_s))
+        metrics = self.serving[0].client.metrics if self.serving is not None else None
+        if metrics is not None:
+            metrics.num_usage_records_lost = log.num_lost
+
     # ------------------------------------------------------------ endpoints
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -180,6 +201,7 @@ class App:
     async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
+        exchange.used = Used()
         engine, generation = self._engine()
         if engine.client.dead.done():
             raise engine.client.not_running()

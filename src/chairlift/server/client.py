@@ -126,6 +126,8 @@ class EngineClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._live: dict[int, _Live] = {}
+        self._leaving: dict[int, tuple[Callable[[Finish | None], None], int]] = {}
+        """Who wants to know how an aborted request ended, and how many of its choices have not."""
         self._next_id = 0
         self._limits = LimitChange()
         """What was changed since the start, for workers to come."""
@@ -157,14 +159,21 @@ class EngineClient(asyncio.Protocol):
             max_tokens = self.ready.result().max_model_len - len(request.prompt)
         self.metrics.on_request(request.n, max_tokens)
 
-    def abort(self, request_id: int) -> None:
-        """Nobody listens any longer. Unknown and finished ids are ignored."""
+    def abort(self, request_id: int, then: Callable[[Finish | None], None] | None = None) -> int:
+        """Nobody listens any longer. Unknown and finished ids are ignored.
+
+        `then` still hears the end of each choice, or None if the engine dies first. Gives how many ends will come.
+        """
         one = self._live.pop(request_id, None)
         if one is None:
-            return
+            return 0
         self._give_back(one)
-        if self._transport is not None and not self.dead.done():
-            self._transport.write(encode(Abort(request_id)))
+        if self._transport is None or self.dead.done():
+            return 0
+        self._transport.write(encode(Abort(request_id)))
+        if then is not None:
+            self._leaving[request_id] = then, one.num_open
+        return one.num_open
 
     def set_limits(self, change: LimitChange) -> None:
         """Change the engine's limits from its next step on.
@@ -328,6 +337,7 @@ class EngineClient(asyncio.Protocol):
     def _finished(self, finish: Finish) -> None:
         one = self._live.get(finish.id)
         if one is None:
+            self._left(finish)
             return
         one.num_open -= 1
         if one.num_open == 0:
@@ -339,9 +349,23 @@ class EngineClient(asyncio.Protocol):
             self._live.setdefault(finish.id, one)
             self._broken(finish.id)
 
+    def _left(self, finish: Finish) -> None:
+        """The end of a choice of an aborted request."""
+        then, num_open = self._leaving.get(finish.id, (None, 0))
+        if then is None:
+            return
+        if num_open > 1:
+            self._leaving[finish.id] = then, num_open - 1
+        else:
+            del self._leaving[finish.id]
+        then(finish)
+
     def _refused(self, refusal: Refused) -> None:
         if self.explanations is not None:
             self.explanations.on_refused(refusal.id)
+        then, _ = self._leaving.pop(refusal.id, (None, 0))
+        if then is not None:
+            then(None)
         one = self._live.pop(refusal.id, None)
         if one is not None:
             self._give_back(one)
@@ -375,6 +399,9 @@ class EngineClient(asyncio.Protocol):
         if self.explanations is not None:
             self.explanations.on_engine_dead()
         lost, self._live = self._live, {}
+        leaving, self._leaving = self._leaving, {}
+        for then, _ in leaving.values():
+            then(None)
         for one in lost.values():
             self._give_back(one)
         for one in lost.values():

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.usage import Used
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -40,6 +41,8 @@ class Exchange:
         self.status: int | None = None
         self.note = ""
         """What the log says about it besides the status."""
+        self.used: Used | None = None
+        """What it used, of a request that uses the engine."""
         self.common_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Of whatever is answered."""
         self.id = self._given_id() or secrets.token_hex(16)

@@ -129,6 +129,9 @@ class Generation:
             with self._refusals():
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
         asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
+        if exchange.used is not None:
+            exchange.used.model = self._engine.served_names[0]
+            exchange.used.tenant = tenant_name(exchange.headers, asked.user)
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:
             fitted = await self._run(partial(fit, asked, self._engine.text, self._engine.max_model_len), inline)
@@ -205,6 +208,8 @@ class Generation:
         answer, asked = self._answer(exchange, fitted)
         watcher = asyncio.create_task(self._watch(exchange, answer))
         self._answers.add(answer)
+        if exchange.used is not None:
+            answer.used = exchange.used
         try:
             if not inline:
                 await asyncio.sleep(0)  # a client that left meanwhile is noticed before the engine hears of it

@@ -60,6 +60,8 @@ class ServerOptions:
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
+    usage_log: str | None = None
+    """File that gets a line for each request: who, how many tokens, how long, and nothing of what was said."""
     uds: str | None = None
     """Path of a Unix socket to listen on instead of an address; only its owner may connect."""
     ssl_certfile: str | None = None
@@ -112,7 +114,7 @@ class ServerOptions:
 
     def _check_web(self) -> None:
         """How it is reached besides its address."""
-        for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        for name in ("uds", "usage_log", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
             value = getattr(self, name)
             if value is not None and (not value or "\0" in value):
                 raise InvalidOption(f"{name} must name a file")

@@ -42,6 +42,7 @@ from chairlift.server.served_text import load_served_text
 from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
 from chairlift.server.unix_socket import removed_at_end
+from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 
 _log = logging.getLogger("chairlift.server")
@@ -77,13 +78,17 @@ def serve(
     context = server_context(options)
     sock = bind(options)
     _log.info("loading %s", model)
-    with contextlib.closing(sock), removed_at_end(options.uds):
+    with contextlib.closing(sock), removed_at_end(options.uds), contextlib.ExitStack() as stack:
+        usage_log = None
+        if options.usage_log is not None:
+            usage_log = UsageLog(options.usage_log, time.monotonic, time.time)
+            stack.callback(usage_log.close, FLUSH_TIMEOUT_S)
         url = (
             f"http://{LOCAL_NAME}"
             if options.uds is not None
             else base_url(options.host, sock.getsockname()[1], "http" if context is None else "https")
         )
-        service = _Service(options, worker_command, lambda: load_text(model), context)
+        service = _Service(options, worker_command, lambda: load_text(model), context, usage_log)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
 
@@ -103,6 +108,7 @@ class _Service:
         command: WorkerCommand,
         load_text: Callable[[], ServedText],
         context: ssl.SSLContext | None,
+        usage_log: UsageLog | None,
     ) -> None:
         self._options = options
         self._context = context
@@ -120,6 +126,7 @@ class _Service:
             admin=None if self._explanations is None else Admin(self._explanations, options.admission),
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
+            usage_log=usage_log,
         )
 
     async def run(self, http: HttpServer, url: str) -> int:
