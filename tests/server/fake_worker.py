@@ -92,6 +92,8 @@ class FakeWorker:
         self.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
         self.decide: Callable[[Request], Decisions] = lambda _: NO_DECISIONS
         """What was decided about a request, made up."""
+        self.says: Callable[[Request, int], str | None] = lambda request, choice: None
+        """What a choice's answer is, instead of an endless text of its prompt's own; then it ends by itself."""
         self.ended: list[Finish] = []
         """Of requests that were aborted, for the next step."""
         self.scheduled: set[int] = set()
@@ -191,7 +193,10 @@ class FakeWorker:
             row = self.waiting.popleft()
             row.first_scheduled = now
             row.plan = answer_tokens(list(row.request.prompt), row.choice, self._length(row))
-            if not row.request.params.ignore_eos:
+            told = self.says(row.request, row.choice)
+            if told is not None:
+                row.plan = [*told.encode(), END, *row.plan]
+            elif not row.request.params.ignore_eos:
                 row.plan = [*row.plan[: natural_length(list(row.request.prompt), row.choice)], END]
             if row.request.id not in self.scheduled:
                 joined.append(row.request.id)

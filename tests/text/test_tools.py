@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from functools import partial
@@ -11,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chairlift.text.parts import CallArguments, CallBegin, Content
+from chairlift.text.parts import CallArguments, CallBegin, Content, joined
 from chairlift.text.tools import GENERIC, TOOL_FORMATS, ToolReader
 from chairlift.text.tools.hermes import HERMES
 from chairlift.text.tools.llama3 import LLAMA3
 from chairlift.text.tools.mistral import MISTRAL
 from chairlift.text.tools.reading import MAX_DEPTH, checked_json
-from text.assembled import Assembled, places, read, same_however_cut
+from text.assembled import Assembled, assembled, cut, places, read, same_however_cut
 
 NAMES = ("get_weather", "get_time", "add")
 BERN = '{"city": "Bern"}'
@@ -244,3 +245,14 @@ def test_what_a_text_costs_grows_with_its_length_only(form: str, unit: str) -> N
             reader.push(character)
         reader.finish()
         assert time.process_time() - began < 1.0
+
+
+@given(text=texts, cuts=places)
+@settings(max_examples=60, deadline=None)
+def test_joined_parts_say_the_same(text: str, cuts: list[int]) -> None:
+    reader = ToolReader(HERMES, NAMES)
+    parts = [part for piece in cut(text, cuts) for part in reader.push(piece)] + reader.finish()
+    whole = joined(parts)
+    assert assembled(whole) == assembled(parts)
+    for one, other in itertools.pairwise(whole):
+        assert type(one) is not type(other) or isinstance(one, CallBegin)

@@ -14,6 +14,7 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.shapes import Usage
 from chairlift.text.answers import AnswerReader
+from chairlift.text.parts import Part, joined
 
 
 class RichStreamedChoice:
@@ -45,6 +46,8 @@ class RichStreamedChoice:
         self._tokens: list[int] = []
         """Of the next event."""
         self._texts: list[str] = []
+        self._parts: list[Part] = []
+        """What the reader made of them, if there is one."""
         self._scores: list[TokenLogprob] = []
         """Of tokens that are in no event yet, in order."""
         self._last_tokens: list[int] = []
@@ -58,7 +61,11 @@ class RichStreamedChoice:
         self._num_tokens += 1
         self._tokens.append(token)
         if not silent:
-            self._texts.append(self._text.push((token,)))
+            text = self._text.push((token,))
+            if self._reader is None:
+                self._texts.append(text)
+            else:
+                self._parts += self._reader.push(text, 1)
         if self._num_tokens == 1 or len(self._tokens) >= self._asked.show.stream_interval:
             self._flush()
 
@@ -99,7 +106,6 @@ class RichStreamedChoice:
     def _flush(self) -> None:
         """An event for the tokens that are waiting for one, if it has anything to say."""
         tokens, self._tokens = self._tokens, []
-        texts, self._texts = self._texts, []
         if not tokens:
             return
         asked = self._asked
@@ -108,18 +114,20 @@ class RichStreamedChoice:
         if logprobs is not None:
             self._offset += sum(len(token_text(asked.tokenizer, token)) for token in tokens)
         more = {"token_ids": tokens} if asked.show.return_token_ids else {}
-        pieces = self._pieces("".join(texts), len(tokens))
+        pieces = self._pieces()
         if not pieces and (logprobs is not None or more or asked.show.continuous_usage):
             pieces = [asked.shape.content("")]
         for piece in pieces:
             self._outlet.write(asked.shape.delta(self._index, piece, logprobs, more, self._usage()))
             logprobs, more = None, {}
 
-    def _pieces(self, text: str, num_tokens: int) -> list[dict[str, Any]]:
+    def _pieces(self) -> list[dict[str, Any]]:
         asked = self._asked
         if self._reader is None:
+            text, self._texts = "".join(self._texts), []
             return [asked.shape.content(text)] if text else []
-        return deltas(self._reader.push(text, num_tokens), asked.new_call_id, asked.show.include_reasoning)
+        parts, self._parts = self._parts, []
+        return deltas(joined(parts), asked.new_call_id, asked.show.include_reasoning)
 
     def _end(self, finish: Finish) -> bytes:
         """The last event, after events for what was held back."""
@@ -127,7 +135,7 @@ class RichStreamedChoice:
         if self._reader is None:
             return asked.shape.end(self._index, rest, finish.reason, finish.stop_reason, self._usage())
         parts = self._reader.push(rest) + self._reader.finish()
-        for piece in deltas(parts, asked.new_call_id, asked.show.include_reasoning):
+        for piece in deltas(joined(parts), asked.new_call_id, asked.show.include_reasoning):
             self._outlet.write(asked.shape.delta(self._index, piece, usage=self._usage()))
         calls = self._reader.num_calls > 0
         return asked.shape.end(self._index, "", finish.reason, finish.stop_reason, self._usage(), calls=calls)

@@ -19,6 +19,7 @@ Emit = Callable[[str], object]
 SPACE = frozenset(" \t\n\r")
 _HEX = frozenset("0123456789abcdefABCDEF")
 _ESCAPES = frozenset('"\\/bfnrt')
+_SCALAR_STARTS = frozenset("-0123456789tfn")
 _SCALAR_CHARACTERS = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzE")
 _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _CONTROLS = {chr(code): json.dumps(chr(code))[1:-1] for code in range(0x20)}
@@ -110,6 +111,8 @@ def _key(character: str, emit: Emit) -> Reading[str]:
 
 
 def _scalar(character: str, emit: Emit) -> Reading[str]:
+    if character not in _SCALAR_STARTS:
+        raise Malformed(character)
     texts = []
     while character in _SCALAR_CHARACTERS:
         texts.append(character)
