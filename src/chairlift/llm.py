@@ -57,7 +57,7 @@ class _Session:
 
     def __init__(self, built: Built) -> None:
         self.built = built
-        self.engine = LocalEngine(built.engine, built.close)
+        self.engine = LocalEngine(built.engine, built.close, built.grammars)
 
     def request(
         self,

@@ -63,12 +63,13 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """A request was refused by the engine when added; `never` means it can never fit."""
+    """A request was refused by the engine when added; `never` means it can never fit, `is_busy` that it may later."""
 
     id: int
     message: str
     param: str | None
     never: bool
+    is_busy: bool = False
 
 
 class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):

@@ -369,6 +369,9 @@ class EngineClient(asyncio.Protocol):
         one = self._live.pop(refusal.id, None)
         if one is not None:
             self._give_back(one)
+            if refusal.is_busy:
+                one.listener.fail(unavailable(refusal.message, "engine_busy"))
+                return
             make = never_fits if refusal.never else bad_request
             one.listener.fail(make(refusal.message, refusal.param))
 

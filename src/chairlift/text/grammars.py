@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
 from chairlift.core.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 BLANKS = r"[ \t\n\r]{1,8}"
 """Between the parts of JSON at most eight blanks: a model that may write any number of them sometimes never stops."""
@@ -26,10 +29,9 @@ def grammar_text(form: StructuredOutputs) -> str:
             schema = {}
         if not isinstance(schema, dict):
             raise ValueError("nothing satisfies the schema")
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema),
-            overrides={**_blanks(form.whitespace_pattern), "lenient": form.lenient},  # type: ignore[typeddict-item]
-        )
+        options = _blanks(form.whitespace_pattern)
+        options["lenient"] = form.lenient
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if form.regex is not None:
         return LLMatcher.grammar_from_regex(form.regex)
     if form.choice is not None:
@@ -47,5 +49,5 @@ def embedded_json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _blanks(None)}, ensure_ascii=False)
 
 
-def _blanks(pattern: str | None) -> dict[str, Any]:
+def _blanks(pattern: str | None) -> JsonCompileOptions:
     return {"whitespace_flexible": False} if pattern == "" else {"whitespace_pattern": pattern or BLANKS}

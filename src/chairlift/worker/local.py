@@ -14,7 +14,7 @@ from chairlift.core.errors import EngineDead, InvalidRequest, NeverFits
 from chairlift.core.types import Request
 from chairlift.wire import Abort, Add, Refused, Step
 from chairlift.worker.answers import Answer
-from chairlift.worker.loop import EngineLoop
+from chairlift.worker.loop import EngineLoop, Gate
 
 
 class Reader(Protocol):
@@ -37,8 +37,8 @@ class _Caller:
 class LocalEngine:
     """Starts the loop's thread and routes what comes out of it to the callers."""
 
-    def __init__(self, engine: Engine, on_end: Callable[[], None] | None = None) -> None:
-        self._loop = EngineLoop(engine, time.monotonic, self._take)
+    def __init__(self, engine: Engine, on_end: Callable[[], None] | None = None, gate: Gate | None = None) -> None:
+        self._loop = EngineLoop(engine, time.monotonic, self._take, gate=gate)
         self._on_end = on_end
         """Called on the loop's thread after the last step."""
         self._callers: dict[int, _Caller] = {}

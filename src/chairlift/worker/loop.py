@@ -11,14 +11,30 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput
+from chairlift.grammars.store import Checked
 from chairlift.wire import Abort, Add, Close, Drain, Refused, SetLimits, Step, ToWorker
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
+
+Inbox = SimpleQueue[ToWorker | Checked | None]
+
+
+class Gate(Protocol):
+    """What requests that need something prepared wait at, before the engine hears of them."""
+
+    def ask(self, request: Request, tell: Callable[[Checked], None]) -> Checked | None:
+        """Whether a request may go on. None: not yet known, and `tell` is called later, on another thread."""
+        ...
+
+    def release(self, request_id: int, num_answers: int | None = None) -> None:
+        """So many answers of a request are over, or all; of requests that never came here too."""
+        ...
 
 
 class EngineLoop:
@@ -34,13 +50,17 @@ class EngineLoop:
         clock: Callable[[], float],
         emit: Callable[[Refused | Step], None],
         *,
-        inbox: SimpleQueue[ToWorker | None] | None = None,
+        inbox: Inbox | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        gate: Gate | None = None,
     ) -> None:
         self._engine = engine
         self._clock = clock
         self._emit = emit
-        self._inbox: SimpleQueue[ToWorker | None] = SimpleQueue() if inbox is None else inbox
+        self._inbox: Inbox = SimpleQueue() if inbox is None else inbox
+        self._gate = gate
+        self._waiting: dict[int, Request] = {}
+        """At the gate."""
         self._heartbeat_s = heartbeat_s
         self._draining = False
         self._stopping = False
@@ -79,7 +99,7 @@ class EngineLoop:
             rest = engine.flush(clock())
             if rest.finishes:
                 self._send(rest, engine.stats())
-            if self._stopping or (self._draining and not engine.has_work):
+            if self._stopping or (self._draining and not engine.has_work and not self._waiting):
                 return
             self._sleep()
 
@@ -102,12 +122,17 @@ class EngineLoop:
         else:
             self._apply(command)
 
-    def _apply(self, command: ToWorker | None) -> None:
+    def _apply(self, command: ToWorker | Checked | None) -> None:
         match command:
             case Add(request):
                 self._add(request)
+            case Checked():
+                self._pass(command)
             case Abort(request_id):
-                self._engine.abort(request_id, self._clock())
+                if self._waiting.pop(request_id, None) is not None:
+                    self._emit(Refused(request_id, "the request was aborted", None, never=False))
+                else:
+                    self._engine.abort(request_id, self._clock())
             case Close():
                 self._engine.close()
             case Drain():
@@ -122,10 +147,34 @@ class EngineLoop:
         if self._draining:
             self._emit(Refused(request.id, "the engine is shutting down", None, never=False))
             return
+        if self._gate is None or request.params.structured_outputs is None:
+            self._queue(request)
+            return
+        self._waiting[request.id] = request
+        if (checked := self._gate.ask(request, self._inbox.put)) is not None:
+            self._pass(checked)
+
+    def _pass(self, checked: Checked) -> None:
+        """A request's form was looked at. One that left meanwhile holds nothing."""
+        request = self._waiting.pop(checked.request_id, None)
+        if request is None:
+            self._release(checked.request_id)
+        elif checked.error is None:
+            self._queue(request)
+        else:
+            message = f"structured output: {checked.error}"
+            self._emit(Refused(request.id, message, "structured_outputs", never=False, is_busy=checked.is_busy))
+
+    def _queue(self, request: Request) -> None:
         try:
             self._engine.add(request)
         except InvalidRequest as error:
+            self._release(request.id)
             self._emit(Refused(request.id, str(error), error.param, never=isinstance(error, NeverFits)))
+
+    def _release(self, request_id: int, num_answers: int | None = None) -> None:
+        if self._gate is not None:
+            self._gate.release(request_id, num_answers)
 
     def _set_limits(self, change: LimitChange) -> None:
         """What is out of range was refused where it came in: a change that is refused here changes nothing."""
@@ -135,6 +184,8 @@ class EngineLoop:
             print(f"chairlift: limits not changed: {error}", file=sys.stderr, flush=True)
 
     def _send(self, output: StepOutput, stats: EngineStats) -> None:
+        for finish in output.finishes:
+            self._release(finish.id, 1)
         self._emit(to_step(output, stats, self._clock()))
 
 

@@ -28,10 +28,10 @@ from chairlift.core.engine import Engine
 from chairlift.core.errors import ChairliftError, EngineDead
 from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, Limits
-from chairlift.wire import Failed, Ready, Refused, ToWorker
+from chairlift.wire import Failed, Ready, Refused
 from chairlift.worker.build import build
 from chairlift.worker.inlet import read_commands
-from chairlift.worker.loop import EngineLoop
+from chairlift.worker.loop import EngineLoop, Gate, Inbox
 from chairlift.worker.options import decode_options
 from chairlift.worker.outbox import Outbox
 
@@ -87,19 +87,22 @@ class Loaded:
     policy: Policy = field(default_factory=Policy)
     close: Callable[[], None] = lambda: None
     """Called when the engine was driven for the last time."""
+    gate: Gate | None = None
 
 
 def _load(encoded_options: str) -> Loaded:
     options = decode_options(encoded_options)
     built = build(options)
-    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape, options.policy(), built.close)
+    return Loaded(
+        built.model.name, built.engine, built.limits, built.cache_shape, options.policy(), built.close, built.grammars
+    )
 
 
 def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
     """Load, serve the frames on `sock`, and return the exit status. Ends the process if the other side closes."""
     started = time.monotonic()
     outbox = Outbox(sock)
-    inbox: SimpleQueue[ToWorker | None] = SimpleQueue()
+    inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(sock, inbox, outbox), name="reader", daemon=True).start()
     threading.Thread(target=outbox.run, name="writer", daemon=True).start()
     try:
@@ -110,7 +113,7 @@ def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
         outbox.put(_ready(loaded, time.monotonic() - started))
         gc.collect()
         gc.freeze()  # what loading left behind lives as long as the process: no collection need look at it again
-        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox).run()
+        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox, gate=loaded.gate).run()
     except Exception as error:
         return _fail(outbox, error, EXIT_DEAD)
     finally:
@@ -133,7 +136,7 @@ def _fail(outbox: Outbox, error: Exception, status: int) -> int:
     return status
 
 
-def _read(sock: socket.socket, inbox: SimpleQueue[ToWorker | None], outbox: Outbox) -> None:
+def _read(sock: socket.socket, inbox: Inbox, outbox: Outbox) -> None:
     num_bad = 0
     for command in read_commands(sock):
         if isinstance(command, ValueError):
