@@ -30,7 +30,9 @@ def worker_of(server: Served) -> int:
     return pid
 
 
-def wait_ready(server: Served) -> None:
+def wait_ready(server: Served, without: int) -> None:
+    """Until another worker than the one with this process number is ready."""
+    until(lambda: server.worker_pids() not in ([without], []))
     until(lambda: server.get("/ready")[0] == 200)
 
 
@@ -57,7 +59,7 @@ def test_src_vllm_21728_54553_a_killed_engine_costs_what_was_in_flight_and_comes
                 assert last_error(stream.content) == "engine_dead"
             assert time.monotonic() - began < 2
             assert server.get("/health")[0] == 503
-            wait_ready(server)
+            wait_ready(server, worker)
             assert time.monotonic() - began < 0.3 + 3
             assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
             assert worker_of(server) != worker
@@ -78,7 +80,7 @@ def test_src_vllm_36451_a_hung_engine_is_killed_and_replaced() -> None:
             stream.join(TIMEOUT_S)
             assert last_error(stream.content) == "engine_dead"
         assert time.monotonic() - began < STALL_S + 2
-        wait_ready(server)
+        wait_ready(server, worker)
         assert not is_running(worker)
         assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
 
@@ -87,7 +89,8 @@ def test_while_the_engine_is_away_requests_are_told_when_to_come_back() -> None:
     with served(BUSY | {"load_s": 1.2}) as server:
         asked = readers(server, 1, stream=False, max_tokens=4000, wait=False)[0]
         until(lambda: metric(server, "vllm:num_requests_running") == 1)
-        os.kill(worker_of(server), signal.SIGKILL)
+        worker = worker_of(server)
+        os.kill(worker, signal.SIGKILL)
         asked.join(TIMEOUT_S)
         assert json.loads(asked.content)["error"]["code"] == "engine_dead"
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
@@ -98,7 +101,7 @@ def test_while_the_engine_is_away_requests_are_told_when_to_come_back() -> None:
         connection.close()
         assert server.get("/v1/models")[0] == 200
         assert metric(server, "chairlift:engine_up") == 0
-        wait_ready(server)
+        wait_ready(server, worker)
         assert metric(server, "chairlift:engine_up") == 1
 
 
@@ -107,8 +110,9 @@ def test_limits_that_were_set_hold_for_the_next_engine() -> None:
         headers = {"Authorization": "Bearer secret"}
         status, _ = server.ask("PATCH", "/admin/limits", {"max_num_seqs": 3}, headers)
         assert status == 200
-        os.kill(worker_of(server), signal.SIGKILL)
-        wait_ready(server)
+        worker = worker_of(server)
+        os.kill(worker, signal.SIGKILL)
+        wait_ready(server, worker)
         until(lambda: metric(server, "chairlift:max_num_seqs") == 3)
 
 
@@ -116,8 +120,9 @@ def test_limits_that_were_set_hold_for_the_next_engine() -> None:
 def test_src_vllm_48966_an_engine_lost_too_often_ends_the_server_with_an_error(number: int) -> None:
     with served(BUSY, max_engine_restarts=number) as server:
         for _ in range(number):
-            os.kill(worker_of(server), signal.SIGKILL)
-            wait_ready(server)
+            worker = worker_of(server)
+            os.kill(worker, signal.SIGKILL)
+            wait_ready(server, worker)
         (stream,) = readers(server, 1)
         os.kill(worker_of(server), signal.SIGKILL)
         stream.join(TIMEOUT_S)
@@ -175,7 +180,7 @@ def test_nothing_is_left_in_the_file_system(tmp_path: Path) -> None:
     with served(BUSY, cwd=tmp_path) as server:
         worker = worker_of(server)
         os.kill(worker, signal.SIGKILL)
-        wait_ready(server)
+        wait_ready(server, worker)
         unix = Path(f"/proc/{server.process.pid}/net/unix").read_text(encoding="ascii").splitlines()
         assert not [line for line in unix if str(tmp_path) in line]
     assert not list(tmp_path.iterdir())
