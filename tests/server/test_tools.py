@@ -316,3 +316,46 @@ def test_the_client_puts_the_stream_together(server: RunningServer) -> None:
         assert answer.usage is not None
         assert answer.usage.completion_tokens_details is not None
         assert answer.usage.completion_tokens_details.reasoning_tokens
+
+
+# ---------------------------------------------------------------- answers of a form
+
+
+def test_calls_are_forced_after_the_thought(server: RunningServer) -> None:
+    named = {"type": "function", "function": {"name": "get_weather"}}
+    for choice in ("required", named):
+        answer = ask(server, "one", tool_choice=choice)
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        form = server.worker.adds[-1].params.structured_outputs
+        assert form is not None
+        assert form.grammar is not None
+        assert ("get_time" in form.grammar) == (choice == "required")
+        assert form.after == ("<think>", "</think>")
+
+
+def test_a_form_comes_after_the_thought(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"tools": [], "response_format": {"type": "json_object"}}
+    ask(server, "none", **fields)
+    form = server.worker.adds[-1].params.structured_outputs
+    assert form is not None
+    assert (form.json_object, form.after) == (True, ("<think>", "</think>"))
+
+
+@pytest.mark.parametrize(("opening", "after"), [(b"<think>\n", ("", "</think>")), (b"<think>\n\n</think>\n\n", None)])
+def test_a_form_comes_after_what_the_prompt_opened(opening: bytes, after: tuple[str, str] | None) -> None:
+    text = Thinking()
+    text.opening = opening
+    with running_server(text=text) as server:
+        server.worker.says = lambda request, choice: "Hm.</think>{}"
+        ask(server, "x", tools=[], response_format={"type": "json_object"})
+        form = server.worker.adds[-1].params.structured_outputs
+        assert form is not None
+        assert form.after == after
+
+
+def test_a_model_that_does_not_think_keeps_to_the_form_at_once() -> None:
+    with running_server() as server:
+        ask(server, "x", tools=[], response_format={"type": "json_object"}, max_tokens=1)
+        form = server.worker.adds[-1].params.structured_outputs
+        assert form is not None
+        assert form.after is None

@@ -13,10 +13,11 @@ MAX_GRAMMAR_CHARS = 128 << 10
 """Longest schema, expression, grammar or list of choices, in characters. What a longer one compiles to is not known to
 be useful to anybody, and its compilation is work that others pay for."""
 MAX_NUM_CHOICES = 4096
+MAX_TAG_CHARS = 64
 MAX_JSON_DEPTH = 64
 """Deepest nesting of a schema."""
 
-_KINDS = ("json", "regex", "choice", "grammar", "json_object")
+_KINDS = ("json", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,9 @@ class StructuredOutputs:
     them; an empty one forbids blanks. `lenient` ignores the keywords of a schema that cannot be enforced; without it
     they are refused.
 
+    `after` is for models that think: (opening, closing). The form begins after a text of any kind that ends with
+    `closing`; if `opening` is not empty, that text is there only if the answer begins with it.
+
     Raises:
         InvalidRequest: not exactly one form, or one that is too large or no text. Whether it is a grammar at all is
             found when it is compiled.
@@ -43,18 +47,21 @@ class StructuredOutputs:
     json_object: bool = False
     whitespace_pattern: str | None = None
     lenient: bool = False
+    after: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "lenient"):
             if not isinstance(getattr(self, name), bool):
                 raise _invalid(f"{name} must be true or false")
-        num_given = sum(getattr(self, name) not in (None, False) for name in _KINDS)
+        num_given = sum(getattr(self, name) is not None for name in _KINDS) + self.json_object
         if num_given != 1:
-            raise _invalid(f"exactly one of {', '.join(_KINDS)} must be given, not {num_given}")
+            raise _invalid(f"exactly one of {', '.join(_KINDS)}, json_object must be given, not {num_given}")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
         if self.choice is not None:
             object.__setattr__(self, "choice", _choices(self.choice))
+        if self.after is not None:
+            object.__setattr__(self, "after", _tags(self.after))
         for name in ("json", "regex", "grammar", "whitespace_pattern"):
             _check_text(name, getattr(self, name))
         if self.whitespace_pattern is not None and self.json is None and not self.json_object:
@@ -131,6 +138,19 @@ def _choices(choice: object) -> tuple[str, ...]:
     if sum(map(len, choices)) > MAX_GRAMMAR_CHARS:
         raise _invalid(f"choice must have at most {MAX_GRAMMAR_CHARS} characters in all")
     return choices
+
+
+def _tags(after: object) -> tuple[str, str]:
+    if not isinstance(after, list | tuple) or len(after) != 2 or not all(isinstance(tag, str) for tag in after):
+        raise _invalid("after must be two texts")
+    opening, closing = after
+    if not closing or max(len(opening), len(closing)) > MAX_TAG_CHARS:
+        raise _invalid(
+            f"after must be two texts of at most {MAX_TAG_CHARS} characters, of which the second is not empty"
+        )
+    for tag in (opening or closing, closing):
+        _check_text("after", tag)
+    return opening, closing
 
 
 def _check_text(name: str, text: object) -> None:

@@ -37,7 +37,7 @@ from chairlift.server.message_parts import call_id, short_call_id
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
-from chairlift.server.readers import reader_opener, shown_texts
+from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.shapes import Shape
 
 T = TypeVar("T")
@@ -135,6 +135,7 @@ class Generation:
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:
             fitted = await self._run(partial(fit, asked, self._engine.text, self._engine.max_model_len), inline)
+            fitted = after_thought(fitted, self._engine.text)
             for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
                 self.admission.tokenised(ticket, len(prompt))
             await self._generate(exchange, admitted, fitted, inline)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from chairlift.core.types import SamplingParams
 from chairlift.server.ports import ChatPrompt, ServedText
+from chairlift.server.prompts import Fitted
 from chairlift.server.validate import Validated
 from chairlift.text.answers import AnswerReader
 from chairlift.text.reasoning import ReasoningFormat, ReasoningReader
@@ -34,11 +37,36 @@ def reader_opener(asked: Validated, text: ServedText, prompt: list[int]) -> Call
     )
 
 
+def after_thought(fitted: Fitted, text: ServedText) -> Fitted:
+    """The same, but a model that thinks may do so before it keeps to the form that its answer must have."""
+    asked, form = fitted.asked, text.manners.reasoning_format
+    if form is None or asked.params.structured_outputs is None or not asked.show.chat:
+        return fitted
+
+    def changed(params: SamplingParams, prompt: list[int]) -> SamplingParams:
+        begins = _begins(form, asked, text, prompt)
+        if params.structured_outputs is None or (not begins and _is_closed(form, text, prompt)):
+            return params
+        tags = ("" if begins else form.opening, form.closing)
+        return replace(params, structured_outputs=replace(params.structured_outputs, after=tags))
+
+    params = [changed(one, prompt) for one, prompt in zip(fitted.params, fitted.prompts, strict=True)]
+    return replace(fitted, params=params)
+
+
+def _is_closed(form: ReasoningFormat, text: ServedText, prompt: list[int]) -> bool:
+    """Whether the prompt itself has the thought behind it: some templates are told so not to let a model think."""
+    return _end(text, prompt).rstrip().endswith(form.closing)
+
+
+def _end(text: ServedText, prompt: list[int]) -> str:
+    return b"".join(map(text.token_bytes, prompt[-END_TOKENS:])).decode("utf-8", "replace")
+
+
 def _begins(form: ReasoningFormat, asked: Validated, text: ServedText, prompt: list[int]) -> bool:
     """Whether an answer begins as thought."""
     (chat,) = asked.prompts
     if isinstance(chat, ChatPrompt) and chat.continue_final_message:
         said: str = chat.messages[-1]["content"]
         return said.rfind(form.opening) > said.rfind(form.closing)
-    end = b"".join(map(text.token_bytes, prompt[-END_TOKENS:])).decode("utf-8", "replace")
-    return form.begins_after(end)
+    return form.begins_after(_end(text, prompt))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs
@@ -42,8 +43,12 @@ def _start(spelling: CallSpelling, max_calls: int | None) -> str:
 
 
 def _schema(function: Function) -> str:
-    """What arguments must satisfy, with the spaces that models are used to; `strict` refuses unknown keywords."""
-    schema = dict(function.parameters or {})
+    """What arguments must satisfy, with the spaces that models are used to; `strict` refuses unknown keywords.
+
+    A function without parameters takes none.
+    """
+    no_parameters: dict[str, Any] = {"properties": {}, "additionalProperties": False}
+    schema = dict(no_parameters if function.parameters is None else function.parameters)
     schema.setdefault("type", "object")
     schema["x-guidance"] = {
         "lenient": not function.strict,

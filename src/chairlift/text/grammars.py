@@ -23,6 +23,11 @@ def grammar_text(form: StructuredOutputs) -> str:
     Raises:
         ValueError: a schema that is not understood.
     """
+    text = _answer(form)
+    return text if form.after is None else _after_thought(text, *form.after)
+
+
+def _answer(form: StructuredOutputs) -> str:
     if form.json is not None or form.json_object:
         schema = json.loads('{"type":"object"}' if form.json is None else form.json)
         if schema is True:
@@ -37,6 +42,14 @@ def grammar_text(form: StructuredOutputs) -> str:
     if form.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, form.choice)))
     return LLMatcher.grammar_from_lark(form.grammar or "")
+
+
+def _after_thought(text: str, opening: str, closing: str) -> str:
+    """The same after any text that ends with `closing`; with `opening`, only if an answer begins with that."""
+    begun = "start: thought gap @answer" if not opening else f"start: ({literal(opening)} thought gap)? @answer"
+    rules = (begun, f"thought[suffix={literal(closing)}]: /(?s:.*)/", r"gap: /\n{0,2}/")
+    answer = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    return json.dumps({"grammars": [{"name": "main", "lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})
 
 
 def literal(text: str) -> str:
