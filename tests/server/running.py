@@ -19,6 +19,7 @@ from chairlift.core.admission import Admission
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
+from chairlift.server.api_keys import NO_KEYS, read_api_keys
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
@@ -69,12 +70,21 @@ class RunningServer:
         client_sock = self._client_sock
         client_sock.setblocking(False)
         options = self.options
+        keys = NO_KEYS if options.api_key_file is None else read_api_keys(options.api_key_file)
         self.admission = Admission(options.admission, policy=options.scheduling_policy)
+        self.admission.set_own_limits(keys.limits)
         _, self.client = await self.loop.create_unix_connection(
             lambda: EngineClient(_metrics, self.explanations, self.admission), sock=client_sock
         )
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
+            Access(
+                options.api_keys,
+                options.host,
+                options.allowed_hosts,
+                options.admin_api_keys,
+                options.metrics_api_keys,
+                keys.principals,
+            ),
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
@@ -103,6 +113,7 @@ class RunningServer:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            tells_timings=options.enable_per_request_metrics,
             sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         self.app.serving = engine, self.generation

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from server.running import TIMEOUT_S
 
@@ -24,13 +24,15 @@ LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
 class Served:
     """A server process and what it printed."""
 
-    def __init__(self, worker: dict[str, Any], server: dict[str, Any], cwd: Path | None = None) -> None:
+    def __init__(
+        self, worker: dict[str, Any], server: dict[str, Any], cwd: Path | None = None, stderr: IO[str] | None = None
+    ) -> None:
         environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
         arguments = [json.dumps(worker), json.dumps({"port": 0} | server)]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "serve_fake.py"), *arguments],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr or subprocess.PIPE,
             text=True,
             env=environment,
             cwd=cwd,
@@ -76,9 +78,14 @@ class Served:
 
 @contextlib.contextmanager
 def served(
-    worker: dict[str, Any] | None = None, *, wait: bool = True, cwd: Path | None = None, **server: Any
+    worker: dict[str, Any] | None = None,
+    *,
+    wait: bool = True,
+    cwd: Path | None = None,
+    stderr: IO[str] | None = None,
+    **server: Any,
 ) -> Iterator[Served]:
-    running = Served(worker or {}, server, cwd)
+    running = Served(worker or {}, server, cwd, stderr)
     try:
         if wait:
             running.wait_ready()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="KEY",
         help="key that clients must send; may be repeated; needed to listen on other addresses than this machine's own "
         "(better given as CHAIRLIFT_API_KEY: a command line can be read by others)",
+    )
+    group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="YAML or JSON list of keys (or their SHA-256), each with the name, weight, limits and routes of who has "
+        "it; read again on SIGHUP",
+    )
+    group.add_argument(
+        "--metrics-api-key",
+        action="append",
+        metavar="KEY",
+        help="key that opens /metrics and nothing else, which API keys then do not; may be repeated (better given as "
+        "CHAIRLIFT_METRICS_API_KEY)",
     )
     group.add_argument(
         "--admin-api-key",
@@ -127,17 +141,25 @@ def chat_template(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from chairlift.core.admission import AdmissionLimits
+    from chairlift.server.api_keys import read_api_keys
     from chairlift.server.options import ServerOptions
     from chairlift.server.run import serve
     from chairlift.server.served_text import load_served_text
     from chairlift.worker.options import worker_command
 
     engine = engine_options(arguments)
+    if arguments.api_key_file is not None:
+        weights = read_api_keys(arguments.api_key_file).weights
+        if weights and engine.scheduling_policy != "fair":
+            raise InvalidOption(f"{arguments.api_key_file}: a weight goes with --scheduling-policy fair")
+        engine = replace(engine, tenant_weights={**engine.tenant_weights, **weights})
     server = ServerOptions(
         host=arguments.host,
         port=arguments.port,
         api_keys=tuple(arguments.api_key or ()),
+        api_key_file=arguments.api_key_file,
         admin_api_keys=tuple(arguments.admin_api_key or ()),
+        metrics_api_keys=tuple(arguments.metrics_api_key or ()),
         keep_explanations=arguments.keep_explanations,
         served_model_names=tuple(arguments.served_model_name or ()),
         allowed_hosts=tuple(arguments.allowed_host or ()),
@@ -148,6 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
         usage_log=arguments.usage_log,
         **web_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
+        enable_per_request_metrics=arguments.enable_per_request_metrics,
         overload_status=arguments.overload_status,
         scheduling_policy=engine.scheduling_policy,
     )

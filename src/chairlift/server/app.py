@@ -20,7 +20,6 @@ from chairlift.server.cors import Cors
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
-from chairlift.server.identity import principal_name
 from chairlift.server.shapes import encode_json
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
@@ -47,6 +46,8 @@ class Route:
     is_logged: bool = True
     is_admin: bool = False
     """Served with an admin key only."""
+    is_metrics: bool = False
+    """Served with a metrics key, if there are such keys."""
 
 
 class App:
@@ -82,7 +83,9 @@ class App:
         self._add("/v1/chat/completions", post, self._chat_completions)
         self._add("/v1/models", get, self._models)
         self._add("/version", get, self._version)
-        self._add("/metrics", get, self._metrics, is_logged=False)
+        self._routes[b"/metrics"] = Route(
+            "/metrics", dict.fromkeys(get, self._metrics), is_logged=False, is_metrics=True
+        )
         self._add("/health", get, self._health, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, is_open=True, is_logged=False)
         self._unknown_route = Route(_UNKNOWN)
@@ -132,8 +135,8 @@ class App:
             await self._refuse(exchange, internal())
         finally:
             self._note(exchange, route)
-            if self._usage_log is not None and exchange.used is not None:
-                self._log_usage(self._usage_log, exchange, exchange.used, route.name, arrival)
+            if exchange.used is not None:
+                self._settle(exchange, exchange.used, route.name, arrival)
 
     def _route_by_prefix(self, path: bytes) -> Route:
         for prefix, route in self._prefixes.items():
@@ -147,10 +150,7 @@ class App:
             if preflight is not None:
                 await exchange.respond(200, b"", headers=preflight)
                 return
-        if route.is_admin:
-            self._access.check_admin(exchange.headers)
-        elif not route.is_open:
-            exchange.principal = self._access.principal(exchange.headers)
+        self._identify(exchange, route)
         if route is self._unknown_route:
             raise ApiError(404, "There is nothing at this path.", code="unknown_path")
         endpoint = route.methods.get(exchange.method)
@@ -160,6 +160,17 @@ class App:
                 405, f"This path takes {allow}.", code="method_not_allowed", headers=((b"allow", allow.encode()),)
             )
         await endpoint(exchange)
+
+    def _identify(self, exchange: Exchange, route: Route) -> None:
+        """Raises an ApiError if this route is not for who asks."""
+        if route.is_admin:
+            self._access.check_admin(exchange.headers)
+        elif route.is_metrics:
+            self._access.check_metrics(exchange.headers)
+        elif not route.is_open:
+            principal = exchange.principal = self._access.principal(exchange.headers)
+            if principal.routes is not None and route is not self._unknown_route and route.name not in principal.routes:
+                raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         exchange.note += f" code={error.code or '-'}"
@@ -177,18 +188,35 @@ class App:
             status = exchange.status if exchange.status is not None else "-"
             _log.info("id=%s route=%s status=%s %s", exchange.id, route.name, status, exchange.note.strip())
 
-    def _log_usage(self, log: UsageLog, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
+    def _settle(self, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
+        """Once it is known what a request used, its principal is charged and a line is written."""
+        line = None if self._usage_log is None else self._usage_line(self._usage_log, exchange, used, route, arrival)
+        admission = self.serving[1].admission if self.serving is not None else None
+        name = exchange.principal.name
+
+        def settle() -> None:
+            if admission is not None:
+                admission.spent(name, used.num_output_tokens, self._clock())
+            if line is not None:
+                line()
+
+        used.when_settled(settle)
+
+    def _usage_line(
+        self, log: UsageLog, exchange: Exchange, used: Used, route: str, arrival: float
+    ) -> Callable[[], None]:
+        """What writes the line of a request that is over."""
         about = {
             "id": exchange.id,
-            "principal": principal_name(exchange.principal),
+            "principal": exchange.principal.name,
             "route": route,
             "status": exchange.status,
         }
         total_s = {"total_s": round(self._clock() - arrival, 6)}
-        used.when_settled(lambda: log.put(about | used.record() | total_s))
         metrics = self.serving[0].client.metrics if self.serving is not None else None
         if metrics is not None:
             metrics.num_usage_records_lost = log.num_lost
+        return lambda: log.put(about | used.record() | total_s)
 
     # ------------------------------------------------------------ endpoints
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.core.admission import RATES
 from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
 
 MAX_MESSAGE_CHARS = 1024
@@ -89,11 +90,14 @@ def from_invalid(error: InvalidRequest) -> ApiError:
 
 
 def overloaded(error: Overloaded, status: int) -> ApiError:
-    """Refused for now by admission; `status` is 429 or 503, as the server's owner likes it."""
+    """Refused for now by admission; `status` is 429 or 503, as the server's owner likes it.
+
+    Who has used up their own allowance is told so (429) in any case: elsewhere they may be no better off.
+    """
     wait_s = min(max(RETRY_AFTER_S if error.wait_s is None else error.wait_s, 0.001), MAX_RETRY_AFTER_S)
     wait_ms = math.ceil(wait_s * 1000)
     return ApiError(
-        status,
+        429 if error.reason in RATES else status,
         str(error),
         code=error.reason,
         headers=(

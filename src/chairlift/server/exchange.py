@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.identity import ANYBODY, Principal
 from chairlift.server.usage import Used
 
 Scope = MutableMapping[str, Any]
@@ -37,7 +38,7 @@ class Exchange:
         self.headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self.headers.setdefault(name, value)
-        self.principal = b""
+        self.principal: Principal = ANYBODY
         self.status: int | None = None
         self.note = ""
         """What the log says about it besides the status."""

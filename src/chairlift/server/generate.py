@@ -17,7 +17,6 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import TypeVar
 
 from chairlift.core.admission import Admission, RefusalReason
@@ -30,7 +29,7 @@ from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, from_invalid, overloaded
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
-from chairlift.server.identity import principal_name, tenant_name
+from chairlift.server.identity import cache_salt, tenant_name
 from chairlift.server.json_body import read_object
 from chairlift.server.keep_alive import kept_alive
 from chairlift.server.message_parts import call_id, short_call_id
@@ -39,6 +38,7 @@ from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.shapes import Shape
+from chairlift.server.timings import Timings
 
 T = TypeVar("T")
 
@@ -93,6 +93,7 @@ class Generation:
         max_pending_bytes: int,
         overload_status: int = 429,
         sse_keep_alive_interval_s: float = 0.0,
+        tells_timings: bool = False,
     ) -> None:
         self._engine = engine
         self._pool = pool
@@ -102,6 +103,7 @@ class Generation:
         self._max_pending_bytes = max_pending_bytes
         self._overload_status = overload_status
         self._sse_keep_alive_interval_s = sse_keep_alive_interval_s
+        self._tells_timings = tells_timings
         self._answers: set[Answer] = set()
 
     @property
@@ -124,7 +126,7 @@ class Generation:
         arrival = self._clock()
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
-        principal = principal_name(exchange.principal)
+        principal = exchange.principal.name
         if not _LIFTS.search(body):
             with self._refusals():
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
@@ -249,7 +251,8 @@ class Generation:
         text = self._engine.text
         has_short_ids = asked.tools is not None and asked.tools.has_short_ids
         outlet = Outlet(self._max_pending_bytes, lambda: self._overrun(exchange, answer))
-        answer = Answer(self._engine.client, shape, show, outlet)
+        timings = Timings() if self._tells_timings else None
+        answer = Answer(self._engine.client, shape, show, outlet, timings)
         return answer, [
             Asked(
                 tokenizer=text,
@@ -267,7 +270,7 @@ class Generation:
 
     def _requests(self, exchange: Exchange, admitted: Admitted, fitted: Fitted) -> list[Request]:
         asked, engine = fitted.asked, self._engine
-        salt = _salt(exchange.principal, asked.cache_salt)
+        salt = cache_salt(exchange.principal, asked.cache_salt)
         return [
             Request(
                 id=engine.client.new_id(),
@@ -329,11 +332,3 @@ async def _stream(exchange: Exchange, answer: Answer) -> None:
         if outlet.error is not None:
             data += outlet.error.event()
         await exchange.write(data, more=more)
-
-
-def _salt(principal: bytes, cache_salt: str) -> bytes:
-    """Separates prefix caches by who asks, and further by what they say; lengths keep the two apart."""
-    if not principal and not cache_salt:
-        return b""
-    named = cache_salt.encode()
-    return sha256(b"%d:%b%d:%b" % (len(principal), principal, len(named), named)).digest()

@@ -34,8 +34,12 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    """Path of a file with further keys, and what those may who have them; read again on SIGHUP."""
     admin_api_keys: tuple[str, ...] = ()
     """Open the admin routes and nothing else; without one there are no such routes."""
+    metrics_api_keys: tuple[str, ...] = ()
+    """Open the metrics and nothing else; without one, API keys open them."""
     keep_explanations: int = 1000
     """How many of the last answers the admin routes can explain."""
     served_model_names: tuple[str, ...] = ()
@@ -77,6 +81,8 @@ class ServerOptions:
     sse_keep_alive_interval_s: float = 0.0
     """A stream that is silent for so long gets a comment. 0: none."""
     admission: AdmissionLimits = DEFAULT_ADMISSION
+    enable_per_request_metrics: bool = False
+    """Responses tell how long they took."""
     overload_status: int = 429
     """Of the response to a request that is refused for now."""
     scheduling_policy: OrderName = "fcfs"
@@ -85,13 +91,15 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidOption(f"port must be between 0 and 65535, not {self.port}")
-        keys = (*self.api_keys, *self.admin_api_keys)
+        keys = (*self.api_keys, *self.admin_api_keys, *self.metrics_api_keys)
         if any(not key for key in keys):
             raise InvalidOption("an API key must not be empty")
         if any(not key.isascii() or not key.isprintable() for key in keys):
             raise InvalidOption("an API key must be printable ASCII")
         if set(self.api_keys) & set(self.admin_api_keys):
             raise InvalidOption("an admin API key must not be an API key as well: clients could change limits with it")
+        if set(self.metrics_api_keys) & {*self.api_keys, *self.admin_api_keys}:
+            raise InvalidOption("a metrics API key must not be an API key or an admin API key as well")
         for name in ("keep_explanations", "max_engine_restarts"):
             if getattr(self, name) < 0:
                 raise InvalidOption(f"{name} must be at least 0")
@@ -108,9 +116,16 @@ class ServerOptions:
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
         self._check_web()
-        if not self.api_keys and self.uds is None and not is_loopback(self.host):
+        if not self.wants_keys and self.uds is None and not is_loopback(self.host):
             host = self.host or "an empty host"
-            raise InvalidOption(f"{host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
+            raise InvalidOption(
+                f"{host} can be reached from other machines: give an --api-key or --api-key-file, or bind 127.0.0.1"
+            )
+
+    @property
+    def wants_keys(self) -> bool:
+        """Nobody is served without an API key."""
+        return bool(self.api_keys) or self.api_key_file is not None
 
     def _check_web(self) -> None:
         """How it is reached besides its address."""
@@ -125,7 +140,7 @@ class ServerOptions:
                 raise InvalidOption(
                     f"an allowed origin is a scheme and a host such as https://example.org, not {origin!r}"
                 )
-        if ANY_ORIGIN in self.allowed_origins and not self.api_keys:
+        if ANY_ORIGIN in self.allowed_origins and not self.wants_keys:
             raise InvalidOption("any page could use a server that allows all origins: give an --api-key, or name them")
         root = self.root_path
         if root and (not root.startswith("/") or root.endswith("/") or not root.isascii() or not root.isprintable()):

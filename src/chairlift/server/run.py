@@ -26,6 +26,7 @@ from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
+from chairlift.server.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
@@ -75,6 +76,7 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     _allow_descriptors()
+    keys = _keys(options)
     context = server_context(options)
     sock = bind(options)
     _log.info("loading %s", model)
@@ -88,9 +90,19 @@ def serve(
             if options.uds is not None
             else base_url(options.host, sock.getsockname()[1], "http" if context is None else "https")
         )
-        service = _Service(options, worker_command, lambda: load_text(model), context, usage_log)
+        service = _Service(options, worker_command, lambda: load_text(model), context, usage_log, keys)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
+
+
+def _keys(options: ServerOptions) -> ApiKeys:
+    if options.api_key_file is None:
+        return NO_KEYS
+    path = options.api_key_file
+    keys = read_api_keys(path, (*options.admin_api_keys, *options.metrics_api_keys))
+    if keys.is_exposed:
+        _log.warning("%s holds keys and can be read by others: chmod 600, or keep digests in it (sha256:)", path)
+    return keys
 
 
 def _allow_descriptors() -> None:
@@ -109,6 +121,7 @@ class _Service:
         load_text: Callable[[], ServedText],
         context: ssl.SSLContext | None,
         usage_log: UsageLog | None,
+        keys: ApiKeys,
     ) -> None:
         self._options = options
         self._context = context
@@ -118,8 +131,18 @@ class _Service:
         self._told = asyncio.Event()
         """Something happened: a signal, or the engine is lost for good."""
         self._explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        self._access = Access(
+            options.api_keys,
+            options.host,
+            options.allowed_hosts,
+            options.admin_api_keys,
+            options.metrics_api_keys,
+            keys.principals,
+        )
+        self._admission = Admission(options.admission, policy=options.scheduling_policy)
+        self._admission.set_own_limits(keys.limits)
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
+            self._access,
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
@@ -133,10 +156,9 @@ class _Service:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        if self._context is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._renew_certificate, self._context)
-        admission = Admission(self._options.admission, policy=self._options.scheduling_policy)
-        client = EngineClient(self._metrics, self._explanations, admission)
+        if self._context is not None or self._options.api_key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._renew)
+        client = EngineClient(self._metrics, self._explanations, self._admission)
         restarts = Restarts(self._options.max_engine_restarts)
         supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic)
         with contextlib.closing(supervisor), ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
@@ -203,6 +225,7 @@ class _Service:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            tells_timings=options.enable_per_request_metrics,
             sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         self.app.serving = engine, generation
@@ -233,13 +256,31 @@ class _Service:
             max_model_len=ready.max_model_len,
             load_s=ready.load_s,
             resident_bytes=ready.resident_bytes,
-            needs_key=bool(self._options.api_keys),
+            needs_key=self._options.wants_keys,
             uds=self._options.uds,
         )
         try:
             print(text, flush=True)
         except OSError as error:  # nobody reads it, or a full disk: no reason not to serve
             _log.warning("standard output cannot be written: %s", error.strerror)
+
+    def _renew(self) -> None:
+        """SIGHUP: read again what may change while serving."""
+        if self._context is not None:
+            self._renew_certificate(self._context)
+        if self._options.api_key_file is not None:
+            self._renew_keys()
+
+    def _renew_keys(self) -> None:
+        """Who has lost their key may finish what is in flight."""
+        try:
+            keys = _keys(self._options)
+        except InvalidOption as error:
+            _log.error("the API keys stay as they were: %s", error)
+            return
+        self._access.set_principals(keys.principals)
+        self._admission.set_own_limits(keys.limits)
+        _log.info("%d API keys were read; weights are those of the start", len(keys.principals))
 
     def _renew_certificate(self, context: ssl.SSLContext) -> None:
         try:
