@@ -13,6 +13,8 @@ from chairlift.core.structured import StructuredOutputs
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
+_SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
+
 BLANKS = r"[ \t\n\r]{1,8}"
 """Between the parts of JSON at most eight blanks: a model that may write any number of them sometimes never stops."""
 
@@ -35,12 +37,12 @@ def _answer(form: StructuredOutputs) -> str:
         if not isinstance(schema, dict):
             raise ValueError("nothing satisfies the schema")
         options = _blanks(form.whitespace_pattern)
-        options["lenient"] = form.lenient
+        options["lenient"] = options["coerce_one_of"] = form.lenient
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     if form.regex is not None:
         return LLMatcher.grammar_from_regex(form.regex)
-    if form.choice is not None:
-        return LLMatcher.grammar_from_lark("start: " + " | ".join(map(literal, form.choice)))
+    if form.choice is not None:  # one expression, since alternatives of a grammar are few at a time
+        return LLMatcher.grammar_from_regex("|".join(map(_escaped, dict.fromkeys(form.choice))))
     return LLMatcher.grammar_from_lark(form.grammar or "")
 
 
@@ -60,6 +62,11 @@ def literal(text: str) -> str:
 def embedded_json(schema: Mapping[str, Any]) -> str:
     """A JSON text that satisfies a schema, as a part of a Lark grammar: what stands to the right of a rule's colon."""
     return "%json " + json.dumps({**schema, "x-guidance": _blanks(None)}, ensure_ascii=False)
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression that matches it alone."""
+    return "".join(f"\\{character}" if character in _SPECIAL else character for character in text)
 
 
 def _blanks(pattern: str | None) -> JsonCompileOptions:
