@@ -45,6 +45,12 @@ def add_chat_flags(group: Group) -> None:
         help="what the chat template is told where a request does not say, such as "
         '{"enable_thinking": false} (default: nothing)',
     )
+    group.add_argument(
+        "--enable-per-request-metrics",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="tell in each response how long it took; in a stream together with its usage (default: off)",
+    )
 
 
 def template_kwargs(text: str) -> dict[str, Any]:

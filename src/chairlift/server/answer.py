@@ -19,6 +19,7 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.timings import Timings
 from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
 from chairlift.text.answers import AnswerReader
@@ -51,8 +52,17 @@ class Answer:
     One choice that fails ends them all: half of what was asked for is an error, not an answer.
     """
 
-    def __init__(self, client: EngineClient, shape: Shape, show: Presentation, outlet: Outlet) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        shape: Shape,
+        show: Presentation,
+        outlet: Outlet,
+        timings: Timings | None = None,
+    ) -> None:
         self.outlet = outlet
+        self._timings = timings
+        """Kept if the response is to tell them."""
         self.finished = False
         """Every choice came to a good end."""
         self.client_left = False
@@ -122,7 +132,7 @@ class Answer:
         if self._show.num_kept is not None:
             choices = self._likeliest(choices, self._show.num_kept)
         fields = self._asked[0].prompt_fields() if self._shape.chat else {}
-        return self._shape.body(choices, self.usage(), fields | self._explanation())
+        return self._shape.body(choices, self.usage(), fields | self._metrics() | self._explanation())
 
     def summary(self, arrival: float, now: float) -> str:
         """One line on what became of it, for the log."""
@@ -193,6 +203,8 @@ class Answer:
             self._num_cached_tokens += finish.num_cached_tokens
         if finish.first_token is not None and (self._first_token is None or finish.first_token < self._first_token):
             self._first_token = finish.first_token
+        if self._timings is not None:
+            self._timings.add(finish)
         self._num_open -= 1
         if self._num_open == 0:
             self._complete()
@@ -202,9 +214,13 @@ class Answer:
         if self._show.stream:
             usage, explanation = self.usage() if self._shape.include_usage else None, self._explanation()
             if usage is not None or explanation:
-                self.outlet.write(self._shape.totals(usage, explanation))
+                fields = explanation if usage is None else self._metrics() | explanation
+                self.outlet.write(self._shape.totals(usage, fields))
             self.outlet.write(DONE)
         self.outlet.close()
+
+    def _metrics(self) -> dict[str, Any]:
+        return {} if self._timings is None else {"metrics": self._timings.as_json()}
 
     def _explanation(self) -> dict[str, Any]:
         """What was decided about each choice, if that is wanted. Who else is served is nobody's business here."""
