@@ -25,12 +25,18 @@ class Served:
     """A server process and what it printed."""
 
     def __init__(
-        self, worker: dict[str, Any], server: dict[str, Any], cwd: Path | None = None, stderr: IO[str] | None = None
+        self,
+        worker: dict[str, Any],
+        server: dict[str, Any],
+        cwd: Path | None = None,
+        stderr: IO[str] | None = None,
+        script: str = "serve_fake.py",
+        audit: Path | None = None,
     ) -> None:
         environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-        arguments = [json.dumps(worker), json.dumps({"port": 0} | server)]
+        arguments = [json.dumps(worker), json.dumps({"port": 0} | server), *([] if audit is None else [str(audit)])]
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "serve_fake.py"), *arguments],
+            [sys.executable, str(HERE / script), *arguments],
             stdout=subprocess.PIPE,
             stderr=stderr or subprocess.PIPE,
             text=True,
@@ -83,9 +89,11 @@ def served(
     wait: bool = True,
     cwd: Path | None = None,
     stderr: IO[str] | None = None,
+    script: str = "serve_fake.py",
+    audit: Path | None = None,
     **server: Any,
 ) -> Iterator[Served]:
-    running = Served(worker or {}, server, cwd, stderr)
+    running = Served(worker or {}, server, cwd, stderr, script, audit)
     try:
         if wait:
             running.wait_ready()
