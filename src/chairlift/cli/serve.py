@@ -185,4 +185,4 @@ def run(arguments: argparse.Namespace) -> int:
             template_kwargs=arguments.default_chat_template_kwargs,
         )
 
-    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text)
+    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text, engine.embedding_model)

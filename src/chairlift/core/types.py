@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs, structured_outputs
@@ -153,6 +153,27 @@ def _items(name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
+NO_SAMPLING = SamplingParams(max_tokens=1)
+"""Of requests that are pooled: nothing is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What one pass over a sequence is to give, where no token is sampled: a vector, made of its tokens' states.
+
+    `task` is what the vector is: an embedding, or what a classifier says of each of its labels, before and after what
+    makes probabilities of them (`activate`). `normalize` scales an embedding to length 1, `dimensions` keeps its first
+    numbers; None is what the model does. `num_first` leading tokens are a first text, the others a second one; 0: there
+    is no second one.
+    """
+
+    task: Literal["embed", "classify"] = "embed"
+    normalize: bool | None = None
+    dimensions: int | None = None
+    activate: bool = True
+    num_first: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What was asked; never changes.
@@ -168,6 +189,8 @@ class Request:
 
     `ttft_deadline` and `e2e_deadline` are points in time, in the driver's seconds, by which the first token and the end
     must have come; a request that misses one ends with `FinishReason.DEADLINE`.
+
+    With `pooling` it ends when all its tokens are computed, in one step: it gives a vector and no token.
     """
 
     id: int
@@ -182,6 +205,7 @@ class Request:
     tenant: str = ""
     ttft_deadline: float | None = None
     e2e_deadline: float | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -237,7 +261,8 @@ class Chunk:
     preemption, never of both.
 
     `samples`: the chunk reaches the last known token, so a token is sampled after it. `scores`: the
-    log-probabilities of the prompt tokens at positions start + 1 .. start + count are wanted as well.
+    log-probabilities of the prompt tokens at positions start + 1 .. start + count are wanted as well. `pools`: these
+    are all tokens of a single pass, which ends with them and gives a vector.
 
         known tokens    |----------------------------|
         computed        |--------|
@@ -249,6 +274,7 @@ class Chunk:
     count: int
     samples: bool
     scores: bool = False
+    pools: bool = False
 
 
 @dataclass(slots=True)
@@ -312,6 +338,8 @@ class StepResult:
     """By slot, for chunks with `scores`: one entry per scored position, in order."""
     errors: dict[int, str] = field(default_factory=dict)
     """By slot: why this row, and only this row, failed."""
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """By slot, for chunks with `pools`: float32 numbers, little-endian."""
 
 
 # ---------------------------------------------------------------- what comes back
@@ -442,3 +470,5 @@ class StepOutput:
     joined: list[int] = field(default_factory=list)
     """Requests whose first sequence joined for the first time in this step."""
     finishes: list[Finish] = field(default_factory=list)
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """By request, what single passes gave: float32 numbers, little-endian."""

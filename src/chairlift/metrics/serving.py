@@ -39,8 +39,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class ServingMetrics:
     """Counters, gauges and histograms of one engine behind one HTTP server; no process globals."""
 
-    def __init__(self, model_name: str, max_model_len: int, num_blocks: int, block_size: int) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
+    def __init__(
+        self, model_name: str, max_model_len: int, num_blocks: int, block_size: int, engine: str = "0"
+    ) -> None:
+        self._labels = {"model_name": model_name, "engine": engine}
         self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
         self._num_blocks = num_blocks
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote
 
 from chairlift import __version__
@@ -17,9 +18,12 @@ from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
+from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.passes import MakeJob, Passes, Reader
+from chairlift.server.rerank import PAIR_ROUTES
 from chairlift.server.shapes import encode_json
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
@@ -66,6 +70,8 @@ class App:
         usage_log: UsageLog | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
+        self.passes: Passes | None = None
+        """What reads texts for vectors, if there is a model for that."""
         self.draining = False
         self.num_generating = 0
         """Requests for answers that are not finished."""
@@ -81,6 +87,8 @@ class App:
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions)
         self._add("/v1/chat/completions", post, self._chat_completions)
+        for path, make_job in (PASS_ROUTES | PAIR_ROUTES).items():
+            self._add(path, post, partial(self._read, make_job))
         self._add("/v1/models", get, self._models)
         self._add("/version", get, self._version)
         self._routes[b"/metrics"] = Route(
@@ -239,24 +247,47 @@ class App:
         finally:
             self.num_generating -= 1
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _read(self, make_job: MakeJob, exchange: Exchange) -> None:
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        client = self._engine()[0].client
+        if self.passes is None:
+            raise ApiError(404, "This server has no model that reads texts for vectors.", code="no_embedding_model")
+        exchange.used = Used()
+        if client.dead.done():
+            raise client.not_running()
+        self.num_generating += 1
+        try:
+            await self.passes.serve(exchange, make_job)
+        finally:
+            self.num_generating -= 1
+
+    def _served(self) -> dict[str, Engine | Reader]:
+        """Every name that requests may use, and what it names."""
         engine, _ = self._engine()
-        models = [_model_card(engine, name) for name in engine.served_names]
+        served: dict[str, Engine | Reader] = dict.fromkeys(engine.served_names, engine)
+        if self.passes is not None:
+            for name in self.passes.reader.served_names:
+                served.setdefault(name, self.passes.reader)
+        return served
+
+    async def _models(self, exchange: Exchange) -> None:
+        models = [_model_card(engine, name) for name, engine in self._served().items()]
         await exchange.respond(200, encode_json({"object": "list", "data": models}))
 
     async def _model(self, exchange: Exchange) -> None:
-        engine, _ = self._engine()
+        served = self._served()
         name = unquote(exchange.path[len(_MODEL_PATH) :].decode("latin-1"))
-        if name not in engine.served_names:
+        if name not in served:
             raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
-        await exchange.respond(200, encode_json(_model_card(engine, name)))
+        await exchange.respond(200, encode_json(_model_card(served[name], name)))
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.respond(200, encode_json({"version": __version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        metrics = self.serving[0].client.metrics if self.serving is not None else None
-        await exchange.respond(200, b"" if metrics is None else metrics.render(), CONTENT_TYPE.encode())
+        body = b"" if self.serving is None else self.serving[0].client.render_metrics()
+        await exchange.respond(200, body, CONTENT_TYPE.encode())
 
     async def _health(self, exchange: Exchange) -> None:
         self._check_engine()
@@ -282,7 +313,7 @@ class App:
             raise unavailable("The engine does not make progress.", "engine_stalled")
 
 
-def _model_card(engine: Engine, name: str) -> dict[str, object]:
+def _model_card(engine: Engine | Reader, name: str) -> dict[str, object]:
     return {
         "id": name,
         "object": "model",

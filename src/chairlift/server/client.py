@@ -17,6 +17,8 @@ from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
+from chairlift.metrics.several import render_all
+from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.wire import (
@@ -75,10 +77,29 @@ class Listener(Protocol):
 class _Live:
     """A request in the worker's hands."""
 
-    __slots__ = ("arrival", "choices", "listener", "num_open", "num_prompt_tokens", "prefilled", "ticket")
+    __slots__ = (
+        "admission",
+        "arrival",
+        "choices",
+        "listener",
+        "num_open",
+        "num_prompt_tokens",
+        "on_vector",
+        "prefilled",
+        "ticket",
+    )
 
-    def __init__(self, request: Request, listener: Listener, ticket: Ticket | None) -> None:
+    def __init__(
+        self,
+        request: Request,
+        listener: Listener,
+        ticket: Ticket | None,
+        admission: Admission,
+        on_vector: Callable[[bytes], None] | None,
+    ) -> None:
         self.listener = listener
+        self.admission = admission
+        self.on_vector = on_vector
         self.choices = listener.choices
         self.num_open = request.n
         self.arrival = request.arrival
@@ -98,6 +119,7 @@ class EngineClient(asyncio.Protocol):
         make_metrics: Callable[[Ready], ServingMetrics],
         explanations: Explanations | None = None,
         admission: Admission | None = None,
+        encoder: EncoderSide | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
@@ -123,6 +145,8 @@ class EngineClient(asyncio.Protocol):
         self.admission = admission if admission is not None else Admission()
         """Who may enter; hears from here what becomes of them."""
         self._make_metrics = make_metrics
+        self._encoder = encoder
+        """The side of an encoder whose engine is beside another one's."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._live: dict[int, _Live] = {}
@@ -144,16 +168,42 @@ class EngineClient(asyncio.Protocol):
         self._next_id += 1
         return self._next_id
 
-    def submit(self, request: Request, listener: Listener, ticket: Ticket | None = None) -> None:
+    @property
+    def pass_admission(self) -> Admission:
+        """Who may enter the engine of single passes."""
+        return self.admission if self._encoder is None or not self._encoder.is_open else self._encoder.admission
+
+    @property
+    def pass_metrics(self) -> ServingMetrics | None:
+        """What is counted of single passes."""
+        return self.metrics if self._encoder is None or not self._encoder.is_open else self._encoder.metrics
+
+    def render_metrics(self) -> bytes:
+        """The series of every engine of this worker, in the Prometheus text format."""
+        sides = [self.metrics, self._encoder.metrics if self._encoder is not None else None]
+        return render_all([metrics for metrics in sides if metrics is not None])
+
+    def submit(
+        self,
+        request: Request,
+        listener: Listener,
+        ticket: Ticket | None = None,
+        on_vector: Callable[[bytes], None] | None = None,
+    ) -> None:
         """Hand a request over. Whatever happens to it, the listener hears, and its place is given back.
+
+        A single pass gives its vector to `on_vector`, just before it ends.
 
         Raises:
             ApiError: 503, the worker is not there.
         """
         if self._transport is None or self.dead.done() or self.metrics is None:
             raise self.not_running()
-        self._live[request.id] = _Live(request, listener, ticket)
+        admission = self.admission if request.pooling is None else self.pass_admission
+        self._live[request.id] = _Live(request, listener, ticket, admission, on_vector)
         self._transport.write(encode(Add(request)))
+        if request.pooling is not None:
+            return
         max_tokens = request.params.max_tokens
         if max_tokens is None:
             max_tokens = self.ready.result().max_model_len - len(request.prompt)
@@ -267,6 +317,8 @@ class EngineClient(asyncio.Protocol):
             loop = asyncio.get_running_loop()
             self.ready, self.dead = loop.create_future(), loop.create_future()
         self.admission.open(ready.max_num_seqs)
+        if self._encoder is not None and ready.encoder is not None and ready.generates:
+            self._encoder.open(ready.encoder)
         self.ready.set_result(ready)
         self.up.set_result(None)
         self.retry_after_s = ready.load_s
@@ -275,13 +327,19 @@ class EngineClient(asyncio.Protocol):
 
     def _step(self, step: Step) -> None:
         now = self.last_heard = step.now
-        metrics = self.metrics
+        metrics, admission = self.metrics, self.admission
+        if step.engine and self._encoder is not None:
+            metrics, admission = self._encoder.metrics, self._encoder.admission
         if metrics is None:
             return
         live = self._live
         for request_id in step.joined:
             if (one := live.get(request_id)) is not None and one.ticket is not None:
-                self.admission.started(one.ticket, now)
+                admission.started(one.ticket, now)
+        for request_id, vector in step.vectors:
+            if (one := live.get(request_id)) is not None and one.on_vector is not None:
+                metrics.on_prefilled(one.num_prompt_tokens)
+                one.on_vector(vector)
         for request_id, index, logprob in step.logprobs:
             if (one := live.get(request_id)) is not None:
                 one.choices[index].score(logprob)
@@ -321,7 +379,7 @@ class EngineClient(asyncio.Protocol):
         stats = step.stats
         if stats.step_s > self.longest_step_s:
             self.longest_step_s = stats.step_s
-        self.admission.observe(stats, now)
+        admission.observe(stats, now)
         metrics.on_stats(stats)
         if stats.num_step_tokens:
             metrics.on_step(stats.num_step_tokens, stats.step_s)
@@ -378,7 +436,7 @@ class EngineClient(asyncio.Protocol):
     def _give_back(self, one: _Live) -> None:
         """Its place in the queue or in a slot."""
         if one.ticket is not None:
-            self.admission.ended(one.ticket, self.last_heard or 0.0)
+            one.admission.ended(one.ticket, self.last_heard or 0.0)
 
     def _broken(self, request_id: int) -> None:
         """A listener raised: it loses its request, and nobody else does."""
@@ -399,6 +457,8 @@ class EngineClient(asyncio.Protocol):
             self.ready.cancel()
         if self.metrics is not None:
             self.metrics.on_engine_dead()
+        if self._encoder is not None:
+            self._encoder.close()
         if self.explanations is not None:
             self.explanations.on_engine_dead()
         lost, self._live = self._live, {}

@@ -24,18 +24,21 @@ import uvloop
 from chairlift.core.admission import Admission
 from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.metrics.serving import ServingMetrics
+from chairlift.models.resolve import resolve
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
 from chairlift.server.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
+from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
+from chairlift.server.passes import Passes, Reader
 from chairlift.server.ports import ServedText
 from chairlift.server.process import WorkerCommand
 from chairlift.server.restarts import Restarts
@@ -44,7 +47,8 @@ from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
 from chairlift.server.unix_socket import removed_at_end
 from chairlift.server.usage_log import UsageLog
-from chairlift.wire import Ready
+from chairlift.text.passages import PassageTokenizer, load_passages
+from chairlift.wire import EncoderReady, Ready
 
 _log = logging.getLogger("chairlift.server")
 
@@ -65,8 +69,11 @@ def serve(
     model: str,
     worker_command: WorkerCommand,
     load_text: Callable[[str], ServedText] = load_served_text,
+    embedding_model: str | None = None,
 ) -> int:
     """Serve `model` until told to stop; returns the exit status. Prints to standard output once it is ready.
+
+    `embedding_model` is the one that reads texts for vectors, if it is another.
 
     Raises:
         InvalidOption: the address cannot be bound.
@@ -90,7 +97,15 @@ def serve(
             if options.uds is not None
             else base_url(options.host, sock.getsockname()[1], "http" if context is None else "https")
         )
-        service = _Service(options, worker_command, lambda: load_text(model), context, usage_log, keys)
+        service = _Service(
+            options,
+            worker_command,
+            lambda: load_text(model),
+            lambda: load_passages(resolve(embedding_model or model)),
+            context,
+            usage_log,
+            keys,
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
 
@@ -119,6 +134,7 @@ class _Service:
         options: ServerOptions,
         command: WorkerCommand,
         load_text: Callable[[], ServedText],
+        load_passages: Callable[[], PassageTokenizer],
         context: ssl.SSLContext | None,
         usage_log: UsageLog | None,
         keys: ApiKeys,
@@ -127,6 +143,7 @@ class _Service:
         self._context = context
         self._command = command
         self._load_text = load_text
+        self._load_passages = load_passages
         self._signals = 0
         self._told = asyncio.Event()
         """Something happened: a signal, or the engine is lost for good."""
@@ -141,6 +158,8 @@ class _Service:
         )
         self._admission = Admission(options.admission, policy=options.scheduling_policy)
         self._admission.set_own_limits(keys.limits)
+        self._encoder_admission = Admission(options.admission, policy=options.scheduling_policy)
+        self._encoder_admission.set_own_limits(keys.limits)
         self.app = App(
             self._access,
             time.monotonic,
@@ -158,7 +177,8 @@ class _Service:
             loop.add_signal_handler(number, self._on_signal)
         if self._context is not None or self._options.api_key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self._renew)
-        client = EngineClient(self._metrics, self._explanations, self._admission)
+        side = EncoderSide(self._encoder_admission, self._encoder_metrics)
+        client = EngineClient(self._metrics, self._explanations, self._admission, side)
         restarts = Restarts(self._options.max_engine_restarts)
         supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic)
         with contextlib.closing(supervisor), ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
@@ -228,8 +248,39 @@ class _Service:
             tells_timings=options.enable_per_request_metrics,
             sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
+        if ready.encoder is not None:
+            passages = await loop.run_in_executor(pool, self._load_passages)
+            self.app.passes = self._passes(client, ready, ready.encoder, passages, pool)
         self.app.serving = engine, generation
         return ready
+
+    def _passes(
+        self,
+        client: EngineClient,
+        ready: Ready,
+        encoder: EncoderReady,
+        passages: PassageTokenizer,
+        pool: ThreadPoolExecutor,
+    ) -> Passes:
+        options = self._options
+        names = options.served_model_names if not ready.generates else ()
+        reader = Reader(
+            client=client,
+            passages=passages,
+            max_model_len=encoder.max_model_len,
+            num_outputs=encoder.num_outputs,
+            labels=tuple(encoder.labels),
+            served_names=names or (encoder.model_name,),
+            created=int(time.time()),
+        )
+        return Passes(
+            reader,
+            pool,
+            time.monotonic,
+            time.time,
+            max_body_bytes=options.max_body_bytes,
+            overload_status=options.overload_status,
+        )
 
     async def _explain(self, client: EngineClient, supervisor: Supervisor) -> None:
         """The worker ended before it was ready: its own words if it had any.
@@ -247,6 +298,9 @@ class _Service:
     def _metrics(self, ready: Ready) -> ServingMetrics:
         names = self._options.served_model_names or (ready.model_name,)
         return ServingMetrics(names[0], ready.max_model_len, ready.num_blocks, ready.block_size)
+
+    def _encoder_metrics(self, ready: EncoderReady) -> ServingMetrics:
+        return ServingMetrics(ready.model_name, ready.max_model_len, 0, ready.max_model_len, engine="1")
 
     def _greet(self, ready: Ready, url: str) -> None:
         names = self._options.served_model_names or (ready.model_name,)
@@ -280,6 +334,7 @@ class _Service:
             return
         self._access.set_principals(keys.principals)
         self._admission.set_own_limits(keys.limits)
+        self._encoder_admission.set_own_limits(keys.limits)
         _log.info("%d API keys were read; weights are those of the start", len(keys.principals))
 
     def _renew_certificate(self, context: ssl.SSLContext) -> None:
@@ -306,7 +361,10 @@ class _Service:
             return was_dead or not client.dead.done()
         _log.warning("stopping now: %d requests are not finished", app.num_generating)
         if app.serving is not None:
-            app.serving[1].fail_all(unavailable("The server is shutting down.", "shutting_down"))
+            error = unavailable("The server is shutting down.", "shutting_down")
+            app.serving[1].fail_all(error)
+            if app.passes is not None:
+                app.passes.fail_all(error)
         await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
         return False
 

@@ -7,10 +7,13 @@ from typing import Any
 
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import SamplingParams
+from chairlift.models.encoder import holds_encoder
 from chairlift.models.resolve import resolve
+from chairlift.server.passage_text import PassageText
 from chairlift.server.ports import ChatManners, ChatPrompt, ServedText, TokenText
 from chairlift.text import Text, load_text
 from chairlift.text.chat import ChatTemplate
+from chairlift.text.passages import load_passages
 from chairlift.text.pieces import TokenBytes
 from chairlift.text.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from chairlift.text.stops import StopAutomaton
@@ -108,7 +111,10 @@ def load_served_text(
         InvalidModel: there is no such model, or its tokenizer cannot be read.
         InvalidOption: its template does not read what it is to be told.
     """
-    text = load_text(resolve(model), chat_template)
+    files = resolve(model)
+    if holds_encoder(files):
+        return PassageText(load_passages(files))
+    text = load_text(files, chat_template)
     template = text.chat_template
     variables = frozenset() if template is None else template.variables
     unknown = sorted(set(template_kwargs or ()) - variables)

@@ -128,7 +128,7 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
     echo = bool(body.echo)
     num_kept = _num_kept(body)
     scores_only = echo and body.max_tokens == 0
-    _check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
     prompt_logprobs = body.prompt_logprobs
     if echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
@@ -171,7 +171,7 @@ def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLA
     body = convert(content, ChatBody)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     tools = tool_use(body, manners)
     params = _params(
@@ -206,7 +206,7 @@ def _num_kept(body: CompletionBody) -> int | None:
     n = 1 if body.n is None else body.n
     if body.best_of is None or body.best_of == n:
         return None
-    _check_range("best_of", body.best_of, 1, MAX_CHOICES)
+    check_range("best_of", body.best_of, 1, MAX_CHOICES)
     if body.best_of < n:
         raise bad_request("best_of must be at least n", "best_of")
     for name in ("stream", "explain"):
@@ -240,8 +240,8 @@ def _params(
 ) -> SamplingParams:
     _check_list("stop_token_ids", body.stop_token_ids)
     _check_list("logit_bias", body.logit_bias)
-    _check_range("top_k", body.top_k, -1, MAX_INT)
-    _check_range("min_tokens", body.min_tokens, 0, MAX_INT)
+    check_range("top_k", body.top_k, -1, MAX_INT)
+    check_range("min_tokens", body.min_tokens, 0, MAX_INT)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -288,7 +288,7 @@ def _presentation(
     if body.stream_options is not None and body.stream_options.include_obfuscation:
         message = "stream_options.include_obfuscation is not supported by this server"
         raise bad_request(message, "stream_options", "unsupported_parameter")
-    _check_range("stream_interval", body.stream_interval, 1, MAX_STREAM_INTERVAL)
+    check_range("stream_interval", body.stream_interval, 1, MAX_STREAM_INTERVAL)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return Presentation(
         chat=chat,
@@ -325,12 +325,12 @@ def _validated(
     clip: bool,
     tools: ToolUse | None = None,
 ) -> Validated:
-    _check_range("n", body.n, 1, MAX_CHOICES)
+    check_range("n", body.n, 1, MAX_CHOICES)
     n = _or(num_choices, 1)
     if n * len(prompts) > MAX_CHOICES:
         raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
-    _check_range("priority", body.priority, -MAX_INT, MAX_INT)
-    _check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
+    check_range("priority", body.priority, -MAX_INT, MAX_INT)
+    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
     if body.truncate_prompt_tokens == 0:
         raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
     if len(body.metadata or ()) > MAX_METADATA:
@@ -346,9 +346,9 @@ def _validated(
         add_special_tokens=body.add_special_tokens is not False,
         priority=_or(body.priority, FLEX_PRIORITY if body.service_tier == "flex" else 0),
         cache_salt=body.cache_salt or "",
-        user=_user(body),
-        ttft_deadline_s=_deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
-        e2e_deadline_s=_deadline_s("e2e_deadline_ms", body.e2e_deadline_ms),
+        user=user_name(body),
+        ttft_deadline_s=deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
+        e2e_deadline_s=deadline_s("e2e_deadline_ms", body.e2e_deadline_ms),
         request_id=body.request_id,
         shows_logprobs=shows_logprobs,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
@@ -357,7 +357,8 @@ def _validated(
     )
 
 
-def _user(body: SamplingFields) -> str:
+def user_name(body: object) -> str:
+    """Whom the client asks for, by any of the fields for that; raises a 400 for a name that is too long."""
     for name in ("user", "safety_identifier"):
         value = getattr(body, name) or ""
         if len(value) > MAX_TENANT_CHARS:
@@ -367,7 +368,8 @@ def _user(body: SamplingFields) -> str:
     return ""
 
 
-def _deadline_s(name: str, value_ms: float | None) -> float | None:
+def deadline_s(name: str, value_ms: float | None) -> float | None:
+    """Seconds after the arrival; raises a 400 for what is no time."""
     if value_ms is None:
         return None
     if not (value_ms > 0 and math.isfinite(value_ms)):
@@ -419,7 +421,8 @@ def _check_list(name: str, values: list[int] | dict[str, float] | None) -> None:
         raise bad_request(f"{name} may have at most {MAX_TOKEN_LIST} entries", name)
 
 
-def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+def check_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Raises a 400 that names the field."""
     if value is not None and not low <= value <= high:
         raise bad_request(f"{name} must be between {low} and {high}", name)
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chairlift.core.engine import Engine, Executor, Observer, Pending, Recorder
+from chairlift.core.engine import Engine, Observer, Recorder
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.types import CacheShape, Limits, Request, StepPlan, StepResult
+from chairlift.core.types import CacheShape, Limits, Request
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.grammars.checker import Checker
 from chairlift.grammars.compiling import Vocabulary
@@ -23,6 +22,7 @@ from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Constraint, ConstraintFactory, Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
 from chairlift.worker.options import EngineOptions
+from chairlift.worker.reporting import Reporting
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class LoadedModel:
             enable_prefix_caching=self.enable_prefix_caching,
             policy=policy,
         )
-        return Engine(scheduler, _Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
+        return Engine(scheduler, Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
 def build(options: EngineOptions) -> Built:
@@ -187,29 +187,3 @@ class _StopMatchers:
         if self._last[0] is not request:
             self._last = (request, StopAutomaton(request.params.stop))
         return StopMatcher(self._tokenizer, self._last[1])
-
-
-class _Reporting:
-    """An executor whose failures leave their traceback on standard error: callers are only told that there was one."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def submit(self, plan: StepPlan) -> Pending:
-        try:
-            return _ReportingPending(self._executor.submit(plan))
-        except Exception:
-            traceback.print_exc()
-            raise
-
-
-class _ReportingPending:
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
-
-    def result(self) -> StepResult:
-        try:
-            return self._pending.result()
-        except Exception:
-            traceback.print_exc()
-            raise

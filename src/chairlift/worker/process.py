@@ -30,6 +30,7 @@ from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, Limits
 from chairlift.wire import Failed, Ready, Refused
 from chairlift.worker.build import build
+from chairlift.worker.encoder import BuiltEncoder, build_encoder, encoder_files
 from chairlift.worker.inlet import read_commands
 from chairlift.worker.loop import EngineLoop, Gate, Inbox
 from chairlift.worker.options import decode_options
@@ -88,13 +89,42 @@ class Loaded:
     close: Callable[[], None] = lambda: None
     """Called when the engine was driven for the last time."""
     gate: Gate | None = None
+    encoder: BuiltEncoder | None = None
+    """Reads single passes, on the same device or, if nothing generates, alone; its engine is then `engine`."""
+    generates: bool = True
 
 
 def _load(encoded_options: str) -> Loaded:
     options = decode_options(encoded_options)
+    files, generates = encoder_files(options)
+    encoder = None if files is None else build_encoder(options, files, alone=not generates)
+    if encoder is not None and not generates:
+        return Loaded(
+            encoder.encoder.name,
+            encoder.engine,
+            encoder.limits,
+            encoder.cache_shape,
+            options.encoder_policy(),
+            encoder.close,
+            encoder=encoder,
+            generates=False,
+        )
     built = build(options)
+
+    def close() -> None:
+        built.close()
+        if encoder is not None:
+            encoder.close()
+
     return Loaded(
-        built.model.name, built.engine, built.limits, built.cache_shape, options.policy(), built.close, built.grammars
+        built.model.name,
+        built.engine,
+        built.limits,
+        built.cache_shape,
+        options.policy(),
+        close,
+        built.grammars,
+        encoder,
     )
 
 
@@ -113,7 +143,8 @@ def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
         outbox.put(_ready(loaded, time.monotonic() - started))
         gc.collect()
         gc.freeze()  # what loading left behind lives as long as the process: no collection need look at it again
-        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox, gate=loaded.gate).run()
+        encoder = loaded.encoder.engine if loaded.encoder is not None and loaded.generates else None
+        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox, gate=loaded.gate, encoder=encoder).run()
     except Exception as error:
         return _fail(outbox, error, EXIT_DEAD)
     finally:
@@ -165,6 +196,8 @@ def _ready(loaded: Loaded, load_s: float) -> Ready:
         long_prefill_token_threshold=loaded.policy.long_prefill_token_threshold,
         itl_objective_s=loaded.policy.itl_objective_s,
         ttft_objective_s=loaded.policy.ttft_objective_s,
+        encoder=None if loaded.encoder is None else loaded.encoder.ready(),
+        generates=loaded.generates,
     )
 
 
