@@ -285,3 +285,59 @@ def longest_stall(server: RunningServer, path: str, body: bytes) -> float:
     server.loop.call_soon_threadsafe(ticking.cancel)
     assert status == 400
     return max(gaps)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_has_the_form_of_its_schema(client: openai.OpenAI, temperature: float) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Who is Alice?"}],
+        "max_tokens": 200,
+        "temperature": temperature,
+        "seed": 7,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    person = json.loads(whole.message.content or "")
+    assert list(person) == ["name", "age"]
+    assert isinstance(person["name"], str) and isinstance(person["age"], int)
+    pieces = client.chat.completions.create(**asked, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.message.content
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"choice": ["red", "green", "blue"]}, "red|green|blue"),
+        ({"regex": r"\d{3}-\d{4}"}, r"\d{3}-\d{4}"),
+        ({"grammar": 'start: "SELECT " NAME\nNAME: /[a-z]{1,8}/'}, "SELECT [a-z]{1,8}"),
+    ],
+)
+def test_an_answer_has_the_form_of_its_grammar(client: openai.OpenAI, form: dict[str, Any], expected: str) -> None:
+    extra = {"structured_outputs": form}
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=40, n=2, extra_body=extra)
+    assert all(re.fullmatch(expected, choice.text) for choice in answer.choices)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [({"type": "thing"}, "thing"), ({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"$ref": "#"}, "no text")],
+)
+def test_src_vllm_48942_a_schema_that_is_none_is_a_400_and_the_engine_goes_on(
+    client: openai.OpenAI, schema: dict[str, Any], reason: str
+) -> None:
+    extra = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match=reason):
+            client.completions.create(model=MODEL, prompt="x", extra_body=extra)
+    assert client.completions.create(model=MODEL, prompt="x", max_tokens=1).usage is not None
