@@ -128,6 +128,14 @@ def _prompts() -> Iterator[Limit]:
     yield Limit("129 prompts", ("prompt",), sets(prompt=["a"] * 129))
     yield Limit("n x prompts", ("prompt", "n"), sets(prompt=["a", "b", "c"], n=64, stream=False))
     yield Limit("many messages", ("messages",), sets(messages=[{"role": "user", "content": ""}] * 10_001))
+    yield Limit(
+        "scores", ("n", "logprobs", "prompt"), sets(prompt="x", n=128, logprobs=20, max_tokens=250, stream=False)
+    )
+    yield Limit(
+        "scores of chats",
+        ("n", "top_logprobs"),
+        sets(n=128, logprobs=True, top_logprobs=20, max_tokens=250, stream=False),
+    )
     yield Limit("role", ("messages",), sets(messages=[{"role": "root", "content": "x"}]))
     for kind in ("image_url", "input_audio", "file", "video_url"):
         part = {"type": kind, kind: {"url": "http://127.0.0.1:1/x"}}

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from chairlift.core.errors import ChairliftError
+from chairlift.core.types import MAX_LOGPROBS
 from chairlift.server import ServerOptions, serve
 from fakes import VOCAB_SIZE
 from server.fake_text import FakeText
@@ -22,13 +23,16 @@ AUDITED = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "open", "sub
 
 
 class EngineText(FakeText):
-    """The bytes, the two special tokens, and further tokens that are a letter each."""
+    """The bytes, the two special tokens, and further tokens that are a letter each.
+
+    The device names alternatives that lie next to a token: those past the last one are letters as well.
+    """
 
     vocab_size = VOCAB_SIZE
 
     def __init__(self) -> None:
         super().__init__()
-        self._bytes += [bytes((97 + token % 26,)) for token in range(len(self._bytes), VOCAB_SIZE)]
+        self._bytes += [bytes((97 + token % 26,)) for token in range(len(self._bytes), VOCAB_SIZE + MAX_LOGPROBS)]
 
 
 def worker_command(fd: int) -> list[str]:

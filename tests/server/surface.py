@@ -13,7 +13,9 @@ from typing import Any
 
 from chairlift.server.admin import LimitsBody
 from chairlift.server.app import App
+from chairlift.server.embeddings import ClassifyBody, EmbeddingBody
 from chairlift.server.protocol import ChatBody, CompletionBody
+from chairlift.server.rerank import RerankBody, ScoreBody
 
 
 class Opens(Enum):
@@ -40,6 +42,8 @@ class Listed:
     """Further fields, by the way of asking."""
     exempt: dict[str, str] = field(default_factory=dict)
     """Limits that mean nothing here, each with the reason."""
+    reads: str = ""
+    """The kind of encoder that it needs, if any."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -53,6 +57,31 @@ class Listed:
 
 USER = {"role": "user", "content": "hi"}
 POST = ("POST",)
+
+EMBEDDINGS = Listed(
+    methods=POST,
+    body={"input": "hi"},
+    struct=EmbeddingBody,
+    ways={"list": {"input": ["a", "b"]}, "tokens": {"input": [1, 2]}, "lists of tokens": {"input": [[1, 2], [3]]}},
+    reads="embeddings",
+)
+CLASSIFY = Listed(
+    methods=POST, body={"input": "hi"}, struct=ClassifyBody, ways={"list": {"input": ["a", "b"]}}, reads="labels"
+)
+RERANK = Listed(
+    methods=POST,
+    body={"query": "hi", "documents": ["a"]},
+    struct=RerankBody,
+    ways={"list": {"documents": ["a", "b"]}, "objects": {"documents": [{"text": "a"}]}},
+    reads="embeddings",
+)
+SCORE = Listed(
+    methods=POST,
+    body={"text_1": "hi", "text_2": "a"},
+    struct=ScoreBody,
+    ways={"one to many": {"text_2": ["a", "b"]}, "pairs": {"text_1": ["a", "b"], "text_2": ["c", "d"]}},
+    reads="embeddings",
+)
 
 ROUTES: dict[str, Listed] = {
     "/v1/completions": Listed(
@@ -78,6 +107,15 @@ ROUTES: dict[str, Listed] = {
             "parts": {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": "x"}]}]},
         },
     ),
+    "/v1/embeddings": EMBEDDINGS,
+    "/embeddings": EMBEDDINGS,
+    "/v1/classify": CLASSIFY,
+    "/classify": CLASSIFY,
+    "/v1/rerank": RERANK,
+    "/v2/rerank": RERANK,
+    "/rerank": RERANK,
+    "/v1/score": SCORE,
+    "/score": SCORE,
     "/v1/models": Listed(),
     "/v1/models/{model}": Listed(),
     "/version": Listed(),

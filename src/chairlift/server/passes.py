@@ -8,6 +8,7 @@ An item that cannot be read fails by itself where the client allows that; otherw
 from __future__ import annotations
 
 import asyncio
+import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
@@ -25,7 +26,15 @@ from chairlift.core.explain import missed
 from chairlift.core.types import NO_SAMPLING, Finish, FinishReason, PoolingParams, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.client import EngineClient
-from chairlift.server.errors import ApiError, bad_request, deadline_exceeded, from_invalid, never_fits, overloaded
+from chairlift.server.errors import (
+    ApiError,
+    bad_request,
+    deadline_exceeded,
+    from_invalid,
+    internal,
+    never_fits,
+    overloaded,
+)
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import tenant_name
 from chairlift.server.json_body import read_object
@@ -33,6 +42,8 @@ from chairlift.server.validate import check_range, deadline_s, model_name, user_
 from chairlift.text.passages import Passage, PassageTokenizer
 
 T = TypeVar("T")
+
+_log = logging.getLogger("chairlift.server")
 
 MAX_ITEMS = 2048
 """Most texts of one request, as in the OpenAI API."""
@@ -386,7 +397,8 @@ class _Item:
         elif finish.reason is FinishReason.DEADLINE:
             self._tell(deadline_exceeded(missed(finish), finish.error), finish)
         else:
-            self._tell(ApiError(500, finish.error or "the text was not read", code="engine_error"), finish)
+            _log.error("the engine failed a text: %s", finish.error)
+            self._tell(internal(), finish)
 
     def fail(self, error: ApiError) -> None:
         """It is lost."""

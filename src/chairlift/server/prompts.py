@@ -20,6 +20,10 @@ PROBE_CHARS_PER_TOKEN = 16
 MAX_TRUNCATED_CHARS = 1 << 20
 """Longest text that may be encoded for its end alone."""
 
+MAX_SCORES = 1 << 19
+"""Most log-probabilities in one response, alternatives counted. Each takes some 150 bytes until all of them are sent.
+What is streamed is sent as it comes, and not counted."""
+
 BYTES_PER_TOKEN = 4
 """Of ordinary text in ordinary vocabularies: what a text is taken for until it is encoded."""
 TOKENS_PER_MESSAGE = 8
@@ -48,6 +52,7 @@ def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
         ids = _truncated(_encoded(prompt, asked, tokens, max_model_len), asked, max_model_len)
         prompts.append(ids)
         params.append(_fitted_params(len(ids), asked, max_model_len))
+    _check_scores(asked, [len(ids) for ids in prompts], params, max_model_len)
     return Fitted(asked, prompts, params)
 
 
@@ -147,6 +152,24 @@ def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> Sam
     if params.min_tokens > (left if max_tokens is None else max_tokens):
         raise bad_request("min_tokens must not exceed what is left of the context", "min_tokens")
     return params if max_tokens == params.max_tokens else dataclasses.replace(params, max_tokens=max_tokens)
+
+
+def _check_scores(asked: Validated, lengths: list[int], params: list[SamplingParams], max_model_len: int) -> None:
+    """Refuse what would be kept for one response: eighty bytes of a body could ask for gigabytes."""
+    num_scores = 0
+    for length, one in zip(lengths, params, strict=True):
+        if one.prompt_logprobs is not None:
+            num_scores += length * (one.prompt_logprobs + 1) * (asked.n if asked.show.echo else 1)
+        if one.logprobs is not None and not asked.show.stream:
+            most = max_model_len - length if one.max_tokens is None else one.max_tokens
+            num_scores += asked.n * most * (one.logprobs + 1)
+    if num_scores > MAX_SCORES:
+        raise never_fits(
+            f"This asks for up to {num_scores} log-probabilities at once, alternatives counted; at most {MAX_SCORES} "
+            "are given. Ask for fewer tokens, answers or alternatives, or stream them.",
+            "logprobs",
+            "too_many_logprobs",
+        )
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:
