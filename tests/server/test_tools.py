@@ -45,7 +45,7 @@ ANSWERS: dict[str, str] = {
     "thought": "<think>nothing but that",
     "empty": "",
 }
-KEY = re.compile(r"ask:(\w+)")
+KEY = re.compile(f"ask:({'|'.join(ANSWERS)})")
 
 
 def says(request: Request, choice: int) -> str | None:
