@@ -13,7 +13,7 @@ import pytest
 from chairlift.core.structured import StructuredOutputs
 from chairlift.grammars.compiling import InvalidGrammar, Vocabulary, compiled, tokenizer_of
 from chairlift.grammars.matcher import Matcher
-from chairlift.text.grammars import embedded_json, grammar_text, literal
+from chairlift.text.grammars import grammar_text, literal
 from grammars.small import END, NUM_WORDS, OTHER_END, TOKENIZER, TOKENS, TURN, legal, text_of
 
 BLANKS = tuple(" \t\n\r")
@@ -50,7 +50,7 @@ LANGUAGES: dict[str, tuple[dict[str, Any], set[str]]] = {
         {'"a"', "1", "true", "null", '{"ab":[]}'},
     ),
     "json in text": (
-        {"grammar": f"start: {literal('<a b=')} j {literal('>')}\nj: " + embedded_json({"enum": [1, "ab"]})},
+        {"grammar": f'start: {literal("<a b=")} j {literal(">")}\nj: %json {{"enum": [1, "ab"]}}'},
         {"<a b=1>", '<a b="ab">'},
     ),
 }

@@ -67,12 +67,6 @@ class StructuredOutputs:
         if self.whitespace_pattern is not None and self.json is None and not self.json_object:
             raise _invalid("whitespace_pattern goes with json and json_object only")
 
-    @property
-    def num_chars(self) -> int:
-        """Length of what has to be compiled."""
-        texts = (self.json, self.regex, self.grammar, self.whitespace_pattern, *(self.choice or ()))
-        return sum(len(text) for text in texts if text is not None)
-
 
 def structured_outputs(value: object) -> StructuredOutputs | None:
     """What a caller gave, who may give a mapping of the fields.

@@ -10,6 +10,7 @@ from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs
 from chairlift.server.errors import bad_request
 from chairlift.server.protocol import Function
+from chairlift.text.grammars import literal
 from chairlift.text.tools import CallSpelling, ToolFormat
 
 
@@ -25,7 +26,7 @@ def forced_calls(form: ToolFormat, functions: Sequence[Function], max_calls: int
     rules = [_start(spelling, max_calls), f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
     for index, function in enumerate(functions):
         before = f'{spelling.before}{{"name": {json.dumps(function.name)}, "{spelling.arguments}": '
-        rules.append(f"call_{index}: {_literal(before)} arguments_{index} {_literal('}' + spelling.after)}")
+        rules.append(f"call_{index}: {literal(before)} arguments_{index} {literal('}' + spelling.after)}")
         rules.append(f"arguments_{index}: %json {_schema(function)}")
     try:
         return StructuredOutputs(grammar="\n".join(rules))
@@ -36,10 +37,10 @@ def forced_calls(form: ToolFormat, functions: Sequence[Function], max_calls: int
 def _start(spelling: CallSpelling, max_calls: int | None) -> str:
     if max_calls == 1:
         return "start: call"
-    several = f"call ({_literal(spelling.between)} call)*"
+    several = f"call ({literal(spelling.between)} call)*"
     if not spelling.opens_list:
         return f"start: {several}"
-    return f"start: {_literal(spelling.opens_list)} {several} {_literal(spelling.closes_list)}"
+    return f"start: {literal(spelling.opens_list)} {several} {literal(spelling.closes_list)}"
 
 
 def _schema(function: Function) -> str:
@@ -57,7 +58,3 @@ def _schema(function: Function) -> str:
         "key_separator": ": ",
     }
     return json.dumps(schema, ensure_ascii=False)
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
@@ -57,11 +56,6 @@ def _after_thought(text: str, opening: str, closing: str) -> str:
 def literal(text: str) -> str:
     """A text as a terminal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def embedded_json(schema: Mapping[str, Any]) -> str:
-    """A JSON text that satisfies a schema, as a part of a Lark grammar: what stands to the right of a rule's colon."""
-    return "%json " + json.dumps({**schema, "x-guidance": _blanks(None)}, ensure_ascii=False)
 
 
 def _escaped(text: str) -> str:
