@@ -28,9 +28,10 @@ MODEL = "smollm2-135m-instruct"
 
 
 class RealServer:
-    def __init__(self) -> None:
+    def __init__(self, model: str = MODEL, *flags: str) -> None:
         command = [sys.executable, "-c", "import sys; from chairlift.cli.main import main; sys.exit(main())"]
-        command += ["serve", MODEL, "--port", "0", "--max-model-len", "512", "--admin-api-key", "owner-key"]
+        command += ["serve", model, "--port", "0", "--admin-api-key", "owner-key"]
+        command += flags or ("--max-model-len", "512")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
