@@ -113,6 +113,11 @@ class CallSpelling:
     opens_list: str = ""
     closes_list: str = ""
 
+    @property
+    def is_bare(self) -> bool:
+        """Nothing but what stands in it tells a call from other JSON objects."""
+        return not (self.before or self.opens_list)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
