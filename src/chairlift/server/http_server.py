@@ -19,6 +19,8 @@ from chairlift.server.options import ServerOptions
 from chairlift.server.unix_socket import bind_path
 
 _BACKLOG = 2048
+_UNSENT_BYTES = 16 << 10
+"""What the system may keep for a client besides what is on its way to it."""
 _CLOSE_TIMEOUT_S = 2
 _POLL_S = 0.002
 
@@ -39,6 +41,8 @@ def bind(options: ServerOptions) -> socket.socket:
         raise InvalidOption(f"cannot listen on {options.host}: {error.strerror or error}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # or the system keeps megabytes for a client that does not read
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         sock.bind(address)
         sock.listen(_BACKLOG)  # now, not later: two that may bind to one address cannot both listen
         sock.setblocking(False)

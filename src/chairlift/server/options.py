@@ -53,7 +53,7 @@ class ServerOptions:
     keep_alive_timeout_s: int = 75
     """Above what clients keep pooled connections for, so that it is they who close."""
     max_pending_bytes: int = 160 << 10
-    """Most bytes kept for a client that does not read, besides those in the transport: 64 KiB, 72 with TLS. Then its
+    """Most bytes kept for a client that does not read, besides those in the transport: 16 KiB, 72 with TLS. Then its
     request is aborted."""
     write_timeout_s: float = 30.0
     """A client that takes nothing for so long is cut off."""

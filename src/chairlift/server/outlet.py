@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 from chairlift.server.errors import ApiError
 
+MANY_BYTES, MANY_PIECES = 16 << 10, 64
+"""Beyond both, what waits is kept in one piece: small ones take twice the memory that they count."""
+
 
 class Outlet:
     """Bytes on their way to one client; ended by `close`, or by `fail` with the reason."""
@@ -53,6 +56,8 @@ class Outlet:
             self._on_overrun()
             return
         self._pending.append(data)
+        if self._num_pending_bytes > MANY_BYTES and len(self._pending) > MANY_PIECES:
+            self._pending[:] = [b"".join(self._pending)]
         if self._waiter is not None:
             self._wake()
 
