@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs
 from chairlift.server import validate
+from chairlift.server.errors import ApiError
 from chairlift.server.ports import ChatManners
 from chairlift.server.tools import ToolUse
 from chairlift.server.validate import Validated
@@ -130,6 +132,20 @@ def test_a_model_may_think_before_it_keeps_to_a_form(form: dict[str, Any]) -> No
     assert accepts(free, f"<think>Hm.</think>{text}")
     assert accepts(free, text)
     assert not accepts(free, f"Hm.</think>{text}")
+
+
+@pytest.mark.parametrize("form", ["hermes", "json"])
+def test_an_answer_of_a_form_may_be_calls_instead(form: str) -> None:
+    fields = {"response_format": {"type": "json_object"}}
+    _, grammar = asked(form, "auto", **fields)
+    one, two = WRITTEN[form]
+    for text in ('{"a": 5}', written(form, one), written(form, one, two)):
+        assert accepts(grammar, text)
+        assert accepts(replace(grammar, after=("", "</think>")), f"Hm.</think>{text}")
+    assert not accepts(grammar, "Hello.")
+    for other in ("mistral", "llama3_json"):
+        with pytest.raises(ApiError, match="not supported with this model"):
+            asked(other, "auto", **fields)
 
 
 @pytest.mark.parametrize("after", ["ab", ("a",), ("a", ""), ("", "x" * 65), (1, 2), ("\ud800", "x"), ("", "\ud800")])

@@ -268,7 +268,7 @@ def test_mistral_ids_are_short() -> None:
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tool_choice": "required", "tools": None}, "tool_choice"),
         ({"tool_choice": 5}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "tool_choice": "required"}, "response_format"),
         ({"messages": [{"role": "function", "content": "x"}]}, "messages"),
     ],
     ids=str,
@@ -339,6 +339,15 @@ def test_a_form_comes_after_the_thought(server: RunningServer) -> None:
     form = server.worker.adds[-1].params.structured_outputs
     assert form is not None
     assert (form.json_object, form.after) == (True, ("<think>", "</think>"))
+
+
+def test_an_answer_is_of_the_form_or_calls(server: RunningServer) -> None:
+    ask(server, "one", response_format={"type": "json_object"})
+    form = server.worker.adds[-1].params.structured_outputs
+    assert form is not None
+    assert (form.json_object, form.after) == (True, ("<think>", "</think>"))
+    assert form.alternative is not None
+    assert "get_weather" in form.alternative
 
 
 @pytest.mark.parametrize(("opening", "after"), [(b"<think>\n", ("", "</think>")), (b"<think>\n\n</think>\n\n", None)])

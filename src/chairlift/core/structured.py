@@ -33,7 +33,8 @@ class StructuredOutputs:
     they are refused.
 
     `after` is for models that think: (opening, closing). The form begins after a text of any kind that ends with
-    `closing`; if `opening` is not empty, that text is there only if the answer begins with it.
+    `closing`; if `opening` is not empty, that text is there only if the answer begins with it. `alternative` is a
+    grammar: an answer may be a text of that instead.
 
     Raises:
         InvalidRequest: not exactly one form, or one that is too large or no text. Whether it is a grammar at all is
@@ -48,6 +49,7 @@ class StructuredOutputs:
     whitespace_pattern: str | None = None
     lenient: bool = False
     after: tuple[str, str] | None = None
+    alternative: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("json_object", "lenient"):
@@ -62,7 +64,7 @@ class StructuredOutputs:
             object.__setattr__(self, "choice", _choices(self.choice))
         if self.after is not None:
             object.__setattr__(self, "after", _tags(self.after))
-        for name in ("json", "regex", "grammar", "whitespace_pattern"):
+        for name in ("json", "regex", "grammar", "whitespace_pattern", "alternative"):
             _check_text(name, getattr(self, name))
         if self.whitespace_pattern is not None and self.json is None and not self.json_object:
             raise _invalid("whitespace_pattern goes with json and json_object only")

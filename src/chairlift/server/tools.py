@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -26,18 +26,35 @@ class ToolUse:
 
     told: list[dict[str, Any]]
     """As a chat template takes them."""
-    names: frozenset[str]
+    functions: tuple[Function, ...]
     """What may be called."""
     form: ToolFormat
     """How calls are written."""
     has_short_ids: bool
     max_calls: int | None
-    forced: StructuredOutputs | None
-    """The form of an answer that must be calls."""
+    must_call: bool
 
     def reader(self) -> ToolReader:
         """For one answer."""
-        return ToolReader(self.form, self.names, self.max_calls)
+        return ToolReader(self.form, (function.name for function in self.functions), self.max_calls)
+
+    def answer_form(self, form: StructuredOutputs | None, field: str) -> StructuredOutputs | None:
+        """The form of an answer that is to be of `form` if it calls nothing; `field` is what asked for that.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.must_call:
+            if form is not None:
+                raise bad_request(f"{field} and a tool_choice that forces calls exclude each other", field)
+            return forced_calls(self.form, self.functions, self.max_calls)
+        if form is None:
+            return None
+        if self.form.spelling is None or self.form.spelling.is_bare:
+            raise _unsupported(
+                f"{field} with tools is not supported with this model, unless tool_choice is none", field
+            )
+        return replace(form, alternative=forced_calls(self.form, self.functions, self.max_calls).grammar)
 
 
 def tool_use(body: ChatBody, manners: ChatManners) -> ToolUse | None:
@@ -65,17 +82,15 @@ def tool_use(body: ChatBody, manners: ChatManners) -> ToolUse | None:
     if mode == "auto" and not manners.auto_tool_choice:
         raise _unsupported("tool_choice auto is turned off: start with --enable-auto-tool-choice", "tool_choice")
     max_calls = 1 if body.parallel_tool_calls is False or mode == "named" else None
-    forced = None
-    if mode != "auto":
-        form = form if form.spelling is not None else GENERIC
-        forced = forced_calls(form, [functions[name] for name in functions if name in names], max_calls)
+    if mode != "auto" and form.spelling is None:
+        form = GENERIC
     return ToolUse(
         told=[_told(tool) for tool in tools],
-        names=names,
+        functions=tuple(function for name, function in functions.items() if name in names),
         form=form,
         has_short_ids=manners.tool_format.short_ids,
         max_calls=max_calls,
-        forced=forced,
+        must_call=mode != "auto",
     )
 
 

@@ -219,14 +219,9 @@ def _num_kept(body: CompletionBody) -> int | None:
 
 def _chat_form(body: ChatBody, tools: ToolUse | None) -> StructuredOutputs | None:
     form = asked_form(body)
-    if tools is None or form is None:
-        return form if tools is None else tools.forced
-    field = "response_format" if body.response_format is not None else "structured_outputs"
-    raise bad_request(
-        f"{field} with tools is not supported by this server, unless tool_choice is none",
-        field,
-        "unsupported_parameter",
-    )
+    if tools is None:
+        return form
+    return tools.answer_form(form, "structured_outputs" if body.response_format is None else "response_format")
 
 
 def _params(

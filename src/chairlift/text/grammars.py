@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
 
@@ -25,7 +25,14 @@ def grammar_text(form: StructuredOutputs) -> str:
         ValueError: a schema that is not understood.
     """
     text = _answer(form)
-    return text if form.after is None else _after_thought(text, *form.after)
+    if form.after is None and form.alternative is None:
+        return text
+    rules = ["answer: @form" if form.alternative is None else "answer: @form | @alternative"]
+    grammars = [_named("form", text)]
+    if form.alternative is not None:
+        grammars.append(_named("alternative", form.alternative))
+    rules += ["start: answer"] if form.after is None else _after_thought(*form.after)
+    return json.dumps({"grammars": [_named("main", "\n".join(rules)), *grammars]})
 
 
 def _answer(form: StructuredOutputs) -> str:
@@ -45,12 +52,16 @@ def _answer(form: StructuredOutputs) -> str:
     return LLMatcher.grammar_from_lark(form.grammar or "")
 
 
-def _after_thought(text: str, opening: str, closing: str) -> str:
-    """The same after any text that ends with `closing`; with `opening`, only if an answer begins with that."""
-    begun = "start: thought gap @answer" if not opening else f"start: ({literal(opening)} thought gap)? @answer"
-    rules = (begun, f"thought[suffix={literal(closing)}]: /(?s:.*)/", r"gap: /\n{0,2}/")
-    answer = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
-    return json.dumps({"grammars": [{"name": "main", "lark_grammar": "\n".join(rules)}, {**answer, "name": "answer"}]})
+def _named(name: str, text: str) -> dict[str, Any]:
+    """A grammar that others refer to by a name."""
+    grammar = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
+    return {**grammar, "name": name}
+
+
+def _after_thought(opening: str, closing: str) -> list[str]:
+    """An answer after any text that ends with `closing`; with `opening`, only if it begins with that."""
+    begun = "thought gap" if not opening else f"({literal(opening)} thought gap)?"
+    return [f"start: {begun} answer", f"thought[suffix={literal(closing)}]: /(?s:.*)/", r"gap: /\n{0,2}/"]
 
 
 def literal(text: str) -> str:
