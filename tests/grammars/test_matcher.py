@@ -191,3 +191,37 @@ def test_an_answer_that_is_dear_to_follow_ends(monkeypatch: pytest.MonkeyPatch) 
         legal(matcher)
         matcher.accept(ord("a"))
     assert not legal(matcher)
+
+
+class Panic(BaseException):
+    """What the library raises when it panics is no Exception either."""
+
+
+class Panicking:
+    """The library's matcher, broken."""
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        raise Panic
+
+    unsafe_compute_mask_ptr = consume_tokens
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_a_library_that_panics_costs_one_answer(accepts: bool) -> None:
+    notes = []
+    matcher = Matcher(Panicking(), 3, (2,), lambda grown_s, is_broken: notes.append(is_broken))  # type: ignore[arg-type]
+    if accepts:
+        matcher.accept(1)
+    words = np.zeros(NUM_WORDS, np.uint32)
+    assert matcher.fill(words) == "the grammar cannot be followed"
+    assert notes.count(True) == 1
+
+
+def test_several_tokens_at_once_are_as_one_after_the_other() -> None:
+    said = [*b"ab", END, OTHER_END]
+    for size in range(len(said) + 1):
+        one, all_at_once = follow(regex="ab*"), follow(regex="ab*")
+        for token in said[:size]:
+            one.accept(token)
+        all_at_once.accept_all(said[:size])
+        assert legal(one) == legal(all_at_once)

@@ -58,7 +58,7 @@ class Checker:
     def _start(self) -> None:
         try:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", "chairlift.grammars.child"],
+                [sys.executable, "-P", "-m", "chairlift.grammars.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -42,15 +43,23 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         """The answer goes on with this token, which was allowed."""
+        self.accept_all([token])
+
+    def accept_all(self, tokens: list[int]) -> None:
+        """The same for several at once: an answer that was preempted."""
         if self._ended or self._error is not None:
             return
-        if token in self._end_ids:
-            self._ended = True
-            return
+        text = list(takewhile(lambda token: token not in self._end_ids, tokens))
+        self._ended = len(text) < len(tokens)
         begun = time.thread_time()
-        if not self._matcher.consume_token(token):
-            self._break()
-        self._spend(time.thread_time() - begun - ALLOWANCE_PER_TOKEN_S)
+        try:
+            if not self._matcher.consume_tokens(text):
+                self._break()
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of the library: of no type that has a name
+            self._panic()
+        self._spend(time.thread_time() - begun - len(text) * ALLOWANCE_PER_TOKEN_S)
 
     def fill(self, words: NDArray[np.uint32]) -> str | None:
         """Set the bits of the tokens that may come next, those of 32 tokens to a word; why there are none, else None.
@@ -65,9 +74,14 @@ class Matcher:
             return None
         if self._error is None:
             begun = time.thread_time()
-            self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._num_words)
-            if self._matcher.is_error():
-                self._break()
+            try:
+                self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, 4 * self._num_words)
+                if self._matcher.is_error():
+                    self._break()
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # as above
+                self._panic()
             self._spend(time.thread_time() - begun)
         if self._error is not None:
             words.fill(0)
@@ -79,6 +93,10 @@ class Matcher:
             self._note(seconds, False)
         if self._allowance_s < 0 and self._error is None:
             self._error = "the grammar takes too long to be followed"
+
+    def _panic(self) -> None:
+        self._error = "the grammar cannot be followed"
+        self._note(0.0, True)
 
     def _break(self) -> None:
         if is_too_much(self._matcher):

@@ -161,8 +161,7 @@ class Grammars:
         kept, _ = self._held[request.id]
         copy = kept.matcher.deep_copy()
         matcher = Matcher(copy, self._tokenizer.vocab_size, self._end_ids, partial(self._note, kept))
-        for token in output:
-            matcher.accept(token)
+        matcher.accept_all(output)
         return matcher
 
     def release(self, request_id: int, num_answers: int | None = None) -> None:
@@ -259,8 +258,10 @@ class Grammars:
             return error
         except ValueError as error:
             return InvalidGrammar(str(error))
-        except Exception as error:
-            return EngineDead(str(error) if isinstance(error, EngineDead) else "grammars cannot be compiled now")
+        except EngineDead as error:
+            return error
+        except BaseException:  # a panic of the library has no type with a name, and those who wait must hear of it
+            return InvalidGrammar("it cannot be compiled")
         return _Kept(matcher, max(MIN_BYTES + BYTES_PER_CHAR * len(grammar), verdict.num_bytes))
 
     def _settle(
