@@ -33,7 +33,8 @@ class Served:
         script: str = "serve_fake.py",
         audit: Path | None = None,
     ) -> None:
-        environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+        path = os.pathsep.join([str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path}
         arguments = [json.dumps(worker), json.dumps({"port": 0} | server), *([] if audit is None else [str(audit)])]
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / script), *arguments],
