@@ -31,7 +31,7 @@ class RealServer:
     def __init__(self, model: str = MODEL, *flags: str) -> None:
         command = [sys.executable, "-c", "import sys; from chairlift.cli.main import main; sys.exit(main())"]
         command += ["serve", model, "--port", "0", "--admin-api-key", "owner-key"]
-        command += flags or ("--max-model-len", "512")
+        command += flags or ("--max-model-len", "512", "--tool-call-parser", "json")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -186,6 +186,36 @@ def test_limits_change_while_it_serves_and_the_wait_is_explained(client: openai.
     assert [(one["decisions"]["output_tokens"], one["decisions"]["chunks"]) for one in told] == [(12, 1)] * 2
     (entry,) = real.admin("GET", f"/admin/requests/{second['id']}")["data"]
     assert entry["choices"][0] == {name: second[name] for name in ("index", "sentence", "decisions")}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_call_satisfies_its_schema(client: openai.OpenAI, choice: Any) -> None:
+    """Even of the smallest model: whole and streamed."""
+    properties = {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["C", "F"]}}
+    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Bern, in Celsius?"}],
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0]
+    for answer in (whole, streamed):
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.tool_calls is not None
+        (call,) = answer.message.tool_calls
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        assert isinstance(arguments["city"], str)
+        assert arguments["unit"] in ("C", "F")
+        assert not answer.message.content
 
 
 def test_a_deadline_ends_a_long_answer_with_an_error(client: openai.OpenAI) -> None:
