@@ -25,12 +25,8 @@ def short_call_id() -> str:
     return "".join(secrets.choice(_LETTERS) for _ in range(_SHORT_CHARS))
 
 
-def deltas(parts: Iterable[Part], new_id: NewId, include_reasoning: bool) -> list[dict[str, Any]]:
-    """One delta for each part."""
-    return [_delta(part, new_id) for part in parts if include_reasoning or not isinstance(part, Reasoning)]
-
-
-def _delta(part: Part, new_id: NewId) -> dict[str, Any]:
+def delta(part: Part, new_id: NewId) -> dict[str, Any]:
+    """A part as a delta of a chat."""
     if isinstance(part, Content):
         return {"content": part.text}
     if isinstance(part, Reasoning):

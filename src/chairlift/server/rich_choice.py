@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import OnEnd
 from chairlift.server.logprobs import token_text
-from chairlift.server.message_parts import deltas
+from chairlift.server.message_parts import delta
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
-from chairlift.server.shapes import Usage
+from chairlift.server.shapes import MARK, Usage, encode_json
 from chairlift.text.answers import AnswerReader
-from chairlift.text.parts import Part, joined
+from chairlift.text.parts import CallBegin, Content, Part, Reasoning, joined
 
 
 class RichStreamedChoice:
@@ -45,9 +46,10 @@ class RichStreamedChoice:
         """Where the next token's text begins, in characters."""
         self._tokens: list[int] = []
         """Of the next event."""
-        self._texts: list[str] = []
         self._parts: list[Part] = []
-        """What the reader made of them, if there is one."""
+        """What they say."""
+        self._patterns: dict[type[Part], list[bytes]] = {}
+        """Events that carry a text and nothing else, cut where the text stands; of calls, of the last one."""
         self._scores: list[TokenLogprob] = []
         """Of tokens that are in no event yet, in order."""
         self._last_tokens: list[int] = []
@@ -61,11 +63,7 @@ class RichStreamedChoice:
         self._num_tokens += 1
         self._tokens.append(token)
         if not silent:
-            text = self._text.push((token,))
-            if self._reader is None:
-                self._texts.append(text)
-            else:
-                self._parts += self._reader.push(text, 1)
+            self._parts += self._read(self._text.push((token,)), 1)
         if self._num_tokens == 1 or len(self._tokens) >= self._asked.show.stream_interval:
             self._flush()
 
@@ -114,29 +112,49 @@ class RichStreamedChoice:
         if logprobs is not None:
             self._offset += sum(len(token_text(asked.tokenizer, token)) for token in tokens)
         more = {"token_ids": tokens} if asked.show.return_token_ids else {}
-        pieces = self._pieces()
-        if not pieces and (logprobs is not None or more or asked.show.continuous_usage):
-            pieces = [asked.shape.content("")]
-        for piece in pieces:
+        parts, self._parts = self._shown(self._parts), []
+        if logprobs is not None or more or (asked.show.continuous_usage and not parts):
+            piece = self._piece(parts[0]) if parts else asked.shape.content("")
             self._outlet.write(asked.shape.delta(self._index, piece, logprobs, more, self._usage()))
-            logprobs, more = None, {}
+            parts = parts[1:]
+        self._write(parts)
 
-    def _pieces(self) -> list[dict[str, Any]]:
-        asked = self._asked
-        if self._reader is None:
-            text, self._texts = "".join(self._texts), []
-            return [asked.shape.content(text)] if text else []
-        parts, self._parts = self._parts, []
-        return deltas(joined(parts), asked.new_call_id, asked.show.include_reasoning)
+    def _read(self, text: str, num_tokens: int = 0) -> list[Part]:
+        if self._reader is not None:
+            return self._reader.push(text, num_tokens)
+        return [Content(text)] if text else []
+
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        shows_reasoning = self._asked.show.include_reasoning
+        return [part for part in joined(parts) if shows_reasoning or not isinstance(part, Reasoning)]
+
+    def _write(self, parts: Iterable[Part]) -> None:
+        """An event for each part."""
+        for part in parts:
+            self._outlet.write(self._event(part))
+
+    def _event(self, part: Part) -> bytes:
+        if isinstance(part, CallBegin) or self._asked.show.continuous_usage:
+            return self._asked.shape.delta(self._index, self._piece(part), usage=self._usage())
+        pattern = self._patterns.get(type(part))
+        if pattern is None:
+            marked = self._asked.shape.delta(self._index, self._piece(replace(part, text=MARK)))
+            pattern = self._patterns[type(part)] = marked.split(encode_json(MARK))
+        return encode_json(part.text).join(pattern)
+
+    def _piece(self, part: Part) -> dict[str, Any]:
+        if isinstance(part, Content):
+            return self._asked.shape.content(part.text)
+        if isinstance(part, CallBegin):
+            self._patterns.clear()
+        return delta(part, self._asked.new_call_id)
 
     def _end(self, finish: Finish) -> bytes:
         """The last event, after events for what was held back."""
         asked, rest = self._asked, self._text.finish()
         if self._reader is None:
             return asked.shape.end(self._index, rest, finish.reason, finish.stop_reason, self._usage())
-        parts = self._reader.push(rest) + self._reader.finish()
-        for piece in deltas(joined(parts), asked.new_call_id, asked.show.include_reasoning):
-            self._outlet.write(asked.shape.delta(self._index, piece, usage=self._usage()))
+        self._write(self._shown(self._reader.push(rest) + self._reader.finish()))
         calls = self._reader.num_calls > 0
         return asked.shape.end(self._index, "", finish.reason, finish.stop_reason, self._usage(), calls=calls)
 

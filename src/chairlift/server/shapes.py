@@ -19,7 +19,8 @@ encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-_MARK = "\x00text\x00"
+MARK = "\x00text\x00"
+"""Stands for a text in an event that is cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Shape:
 
     def split(self, index: int) -> tuple[bytes, bytes]:
         """Head and tail of an event that carries text and nothing else."""
-        head, _, tail = self.text(index, _MARK).partition(encode_json(_MARK))
+        head, _, tail = self.text(index, MARK).partition(encode_json(MARK))
         return head, tail
 
     def text(self, index: int, text: str) -> bytes:
