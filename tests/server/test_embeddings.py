@@ -177,6 +177,9 @@ def test_requests_are_counted_and_explained(server: RealServer) -> None:
     assert after["vllm:prompt_tokens_total"] - before["vllm:prompt_tokens_total"] == 7
     assert after["vllm:e2e_request_latency_seconds_count"] - before["vllm:e2e_request_latency_seconds_count"] == 2
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+    told = server.admin("GET", "/admin/requests?limit=1")["data"][0]
+    assert [choice["decisions"]["prompt_tokens"] for choice in told["choices"]] == [3, 4]
+    assert "3 prompt tokens" in told["choices"][0]["sentence"]
 
 
 def test_a_cross_encoder_scores_pairs(pairs: RealServer) -> None:

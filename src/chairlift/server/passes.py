@@ -23,6 +23,7 @@ import msgspec
 from chairlift.core.admission import Admission, RefusalReason
 from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
 from chairlift.core.explain import missed
+from chairlift.core.tickets import Ticket
 from chairlift.core.types import NO_SAMPLING, Finish, FinishReason, PoolingParams, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.client import EngineClient
@@ -191,7 +192,7 @@ class Passes:
                 for one in fitted:
                     if isinstance(one, ApiError):
                         raise one
-            collection = _Collection(self.reader.client, fitted)
+            asked: list[tuple[Request, Ticket]] = []
             for ticket, one in zip(tickets, fitted, strict=True):
                 if isinstance(one, ApiError):
                     self.reader.admission.ended(ticket, arrival)
@@ -209,8 +210,9 @@ class Passes:
                     e2e_deadline=deadlines[1],
                     pooling=replace(job.params, num_first=one.num_first),
                 )
-                collection.add(request, ticket)
-            await self._collect(exchange, job, collection)
+                asked.append((request, ticket))
+            collection = _Collection(self.reader.client, fitted)
+            await self._collect(exchange, job, collection, asked)
         finally:
             now = self._clock()
             for ticket in tickets:
@@ -264,10 +266,18 @@ class Passes:
         except NeverFits as error:
             raise from_invalid(error) from None
 
-    async def _collect(self, exchange: Exchange, job: Job, collection: _Collection) -> None:
+    async def _collect(
+        self, exchange: Exchange, job: Job, collection: _Collection, asked: Sequence[tuple[Request, Ticket]]
+    ) -> None:
         watcher = asyncio.create_task(self._watch(exchange, collection))
         self._collecting.add(collection)
         try:
+            for request, ticket in asked:
+                collection.add(request, ticket)
+            explanations = self.reader.client.explanations
+            if explanations is not None and asked:
+                label = safe_id(job.fields.request_id) or exchange.id
+                explanations.expect(label, int(self._wall_clock()), [request for request, _ in asked])
             await collection.done.wait()
         finally:
             watcher.cancel()
@@ -323,7 +333,7 @@ class _Collection:
         if not self._num_open:
             self.done.set()
 
-    def add(self, request: Request, ticket: Any) -> None:
+    def add(self, request: Request, ticket: Ticket) -> None:
         """Hand the next item that can be read to the engine.
 
         Raises:

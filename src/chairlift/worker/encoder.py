@@ -19,6 +19,11 @@ from chairlift.wire import EncoderReady
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.reporting import Reporting
 
+ALONE_STEP_S = 0.5
+"""What a full batch may take: large enough that everybody who waits usually fits into the next one."""
+SHARED_STEP_S = 0.1
+"""The same where answers are generated on the device: each of their tokens may have to wait for one batch."""
+
 
 @dataclass(frozen=True, slots=True)
 class BuiltEncoder:
@@ -86,6 +91,7 @@ def build_encoder(options: EngineOptions, files: ModelFiles, *, alone: bool) -> 
             max_model_len=max_model_len,
             dtype=options.embedding_dtype,
             max_num_batched_tokens=options.embedding_max_num_batched_tokens,
+            target_step_s=ALONE_STEP_S if alone else SHARED_STEP_S,
             num_threads=options.num_threads,
         ),
     )

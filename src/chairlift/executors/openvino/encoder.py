@@ -19,10 +19,8 @@ from chairlift.executors.openvino.precision import encoder_properties
 from chairlift.executors.pooling import pooled_vector
 from chairlift.models.encoder import Encoder
 
-GROUP_TOKENS = 1024
-"""Most tokens of a group, padding included: larger ones are no faster, and their states leave the caches."""
-TARGET_STEP_S = 0.15
-"""What a full step may take: whoever comes meanwhile waits for its end."""
+GROUP_TOKENS = 256
+"""Most tokens of a group, padding included, if it is more than one text: larger ones are more padding and no faster."""
 MAX_TOKEN_BUDGET = 16384
 PADDING = np.float32(-1e9)
 """Added to what a token would attend to: nothing is left of it."""
@@ -50,7 +48,7 @@ class EncoderExecutor:
         self.cache_shape = CacheShape(2 * options.max_num_seqs + 2, options.max_model_len)
         """A pass keeps nothing: a block holds the longest text, and there are more than there are slots."""
         rate = self._tokens_per_s(options.max_model_len)
-        budget = int(min(max(rate * TARGET_STEP_S, GROUP_TOKENS), MAX_TOKEN_BUDGET))
+        budget = int(min(max(rate * options.target_step_s, GROUP_TOKENS), MAX_TOKEN_BUDGET))
         self.max_num_batched_tokens = options.max_num_batched_tokens or max(
             budget, options.max_model_len, options.max_num_seqs
         )
