@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 
 from chairlift.core.types import Request
 
+_PENALTIES = np.where(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"),
+    np.float32(0),
+    np.float32(-np.inf),
+)
+"""What to add to eight logits, by the byte of their bits. A copy where bits are set takes twenty times as long: whether
+the next one is set cannot be foretold."""
+
 
 class Constraint(Protocol):
     """The grammar of one answer, at the place that the answer has come to."""
@@ -39,6 +47,7 @@ class Masks:
 
     def __init__(self, num_slots: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._penalties = np.empty((-(-vocab_size // 8), 8), np.float32)
         self._words = np.zeros((num_slots, -(-(vocab_size + 1) // 32)), np.uint32)
         self._constraints: dict[int, Constraint] = {}
         self._said: dict[int, int] = {}
@@ -94,9 +103,9 @@ class Masks:
         Shapes:
             logits, row  [vocab]
         """
-        bits = np.unpackbits(self._words[slot].view(np.uint8), count=self._vocab_size, bitorder="little")
-        row.fill(-np.inf)
-        np.copyto(row, logits, where=bits.view(np.bool_))
+        octets = self._words[slot].view(np.uint8)[: len(self._penalties)]
+        np.take(_PENALTIES, octets, axis=0, out=self._penalties, mode="clip")
+        np.add(logits, self._penalties.reshape(-1)[: self._vocab_size], out=row)
 
     def push(self, slot: int, token: int) -> None:
         """A slot with a constraint said a token."""
