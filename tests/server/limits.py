@@ -127,6 +127,18 @@ def _prompts() -> Iterator[Limit]:
             yield Limit(f"{name}: enormous", (name,), sets(**{name: [1, 2**64]}))
     yield Limit("129 prompts", ("prompt",), sets(prompt=["a"] * 129))
     yield Limit("n x prompts", ("prompt", "n"), sets(prompt=["a", "b", "c"], n=64, stream=False))
+    for name, others in (
+        ("documents", {"query": "x"}),
+        ("texts", {"query": "x", "documents": None}),
+        ("text_2", {"text_1": "x"}),
+    ):
+        yield Limit(f"number of {name}", (name,), sets(**others, **{name: ["a"] * 2049}))
+        yield Limit(f"no {name}", (name,), sets(**others, **{name: []}))
+        yield Limit(f"{name}: numbers", (name,), sets(**others, **{name: [1]}))
+    yield Limit("number of queries", ("queries",), sets(queries="x", documents=["a"] * 2049))
+    for name, nothing in (("query", ""), ("text_1", []), ("queries", [])):
+        yield Limit(f"no {name}", (name,), sets(**{name: nothing}))
+    yield Limit("2049 texts", ("input",), sets(input=["a"] * 2049))
     yield Limit("many messages", ("messages",), sets(messages=[{"role": "user", "content": ""}] * 10_001))
     yield Limit(
         "scores", ("n", "logprobs", "prompt"), sets(prompt="x", n=128, logprobs=20, max_tokens=250, stream=False)
@@ -162,6 +174,8 @@ def _numbers() -> Iterator[Limit]:
         "prompt_logprobs": (21, -1),
         "truncate_prompt_tokens": (0, -2, HUGE),
         "priority": (HUGE, -HUGE),
+        "dimensions": (0, -1, HUGE),
+        "top_n": (-1, HUGE),
         "ttft_deadline_ms": (0, -1, 1e999),
         "e2e_deadline_ms": (0, -1, 1e999),
         "stream_interval": (0, 1025),
@@ -199,6 +213,7 @@ def _texts() -> Iterator[Limit]:
         yield Limit(f"length of {name}", (name,), sets(**{name: "x" * 129}))
     yield Limit("length of cache_salt", ("cache_salt",), sets(cache_salt="x" * 257))
     yield Limit("no cache_salt", ("cache_salt",), sets(cache_salt=""))
+    yield Limit("encoding_format", ("encoding_format",), sets(encoding_format="x" * 1000))
     yield Limit("service_tier", ("service_tier",), sets(service_tier="x" * 1000))
     yield Limit("reasoning_effort", ("reasoning_effort",), sets(reasoning_effort="x" * 1000))
     for name in ("x-gateway-inference-fairness-id", "x-llm-d-inference-fairness-id"):
@@ -242,6 +257,7 @@ BOUNDLESS = frozenset(
     {
         "add_generation_prompt", "add_special_tokens", "continue_final_message", "echo", "explain", "ignore_eos",
         "include_reasoning", "include_stop_str_in_output", "logprobs", "parallel_tool_calls", "return_token_ids",
+        "normalize", "partial", "raw_scores", "return_documents", "return_text", "truncate", "use_activation",
         "skip_special_tokens", "stream", "stream_options", "guided_json_object",
         "tool_choice",  # names one of the tools, whose number is bounded
         "guided_grammar", "guided_whitespace_pattern",  # bounded with those of structured_outputs

@@ -8,13 +8,26 @@ from typing import Any
 import msgspec
 
 from chairlift.core.types import PoolingParams
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import ApiError, bad_request, never_fits
 from chairlift.server.json_body import convert
-from chairlift.server.passes import Envelope, Item, Job, Outcome, PassFields, Reader, cosine, error_json, numbers
+from chairlift.server.passes import (
+    MAX_ITEMS,
+    Envelope,
+    Item,
+    Job,
+    Outcome,
+    PassFields,
+    Reader,
+    cosine,
+    error_json,
+    numbers,
+)
 from chairlift.server.shapes import encode_json
 from chairlift.server.validate import check_range
 
 MAX_INT = 2**31 - 1
+MAX_PAIR_CHARS = 8 << 20
+"""Of all pairs that a cross-encoder reads; a query counts once for each document. Twice the longest body."""
 
 Scored = float | ApiError
 
@@ -133,6 +146,13 @@ def _job(
 
     `name(side, i)` is what the API calls the first or second text of pair i.
     """
+    if len(pairs) > MAX_ITEMS:  # of pairs, not of texts: the same two a million times are few texts and much work
+        raise never_fits(f"at most {MAX_ITEMS} pairs are scored at once", name(1, 0).partition("[")[0])
+    if reader.labels and sum(len(one) + len(two) for one, two in pairs) > MAX_PAIR_CHARS:
+        raise never_fits(
+            f"the pairs have more than {MAX_PAIR_CHARS} characters, counting a text in each pair that it is part of",
+            name(0, 0).partition("[")[0],
+        )
     if reader.labels:
         if len(reader.labels) != 1:
             raise bad_request(
