@@ -28,12 +28,15 @@ def greeting(
     resident_bytes: int,
     needs_key: bool,
     uds: str | None = None,
+    generates: bool = True,
 ) -> str:
     """A request to copy into a shell, and one in Python unless it goes through a Unix socket.
 
     An API key is only ever named, never shown.
     """
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Say hello"}]})
+    asked = {"messages": [{"role": "user", "content": "Say hello"}]} if generates else {"input": "A text"}
+    path = "chat/completions" if generates else "embeddings"
+    body = json.dumps({"model": model} | asked)
     key_header = ' -H "Authorization: Bearer $CHAIRLIFT_API_KEY"' if needs_key else ""
     key = 'os.environ["CHAIRLIFT_API_KEY"]' if needs_key else '"none"'
     imports = "import os\n\n  " if needs_key else ""
@@ -43,7 +46,7 @@ def greeting(
 
 Try it from a shell:
 
-  curl{through} {url}/v1/chat/completions -H "Content-Type: application/json"{key_header} -d {shlex.quote(body)}
+  curl{through} {url}/v1/{path} -H "Content-Type: application/json"{key_header} -d {shlex.quote(body)}
 """
     if uds is not None:
         return shell
@@ -53,7 +56,15 @@ or from Python (pip install openai):
   {imports}from openai import OpenAI
 
   client = OpenAI(base_url="{url}/v1", api_key={key})
-  messages = [{{"role": "user", "content": "Say hello"}}]
-  for chunk in client.chat.completions.create(model={json.dumps(model)}, messages=messages, stream=True):
+{_example(json.dumps(model), generates)}"""
+
+
+def _example(model: str, generates: bool) -> str:
+    """The lines that ask something."""
+    if not generates:
+        return f"""  print(client.embeddings.create(model={model}, input="A text").data[0].embedding)
+"""
+    return f"""  messages = [{{"role": "user", "content": "Say hello"}}]
+  for chunk in client.chat.completions.create(model={model}, messages=messages, stream=True):
       print(chunk.choices[0].delta.content or "", end="", flush=True)
 """

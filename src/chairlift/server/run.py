@@ -194,7 +194,7 @@ class _Service:
                 is_clean = await self._serve(client, supervisor)
                 client.drain()
                 await http.stop()
-                await supervisor.end(WORKER_EXIT_TIMEOUT_S)
+                await supervisor.end(0.0 if client.dead.done() else WORKER_EXIT_TIMEOUT_S)
                 return EXIT_OK if is_clean else EXIT_LOST
             finally:
                 client.close()
@@ -312,6 +312,7 @@ class _Service:
             resident_bytes=ready.resident_bytes,
             needs_key=self._options.wants_keys,
             uds=self._options.uds,
+            generates=ready.generates,
         )
         try:
             print(text, flush=True)
