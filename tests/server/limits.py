@@ -132,9 +132,10 @@ def _prompts() -> Iterator[Limit]:
         ("texts", {"query": "x", "documents": None}),
         ("text_2", {"text_1": "x"}),
     ):
-        yield Limit(f"number of {name}", (name,), sets(**others, **{name: ["a"] * 2049}))
-        yield Limit(f"no {name}", (name,), sets(**others, **{name: []}))
-        yield Limit(f"{name}: numbers", (name,), sets(**others, **{name: [1]}))
+        fields = (name, *others)
+        yield Limit(f"number of {name}", fields, sets(**others, **{name: ["a"] * 2049}))
+        yield Limit(f"no {name}", fields, sets(**others, **{name: []}))
+        yield Limit(f"{name}: numbers", fields, sets(**others, **{name: [1]}))
     yield Limit("number of queries", ("queries",), sets(queries="x", documents=["a"] * 2049))
     for name, nothing in (("query", ""), ("text_1", []), ("queries", [])):
         yield Limit(f"no {name}", (name,), sets(**{name: nothing}))
