@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
@@ -153,6 +153,7 @@ class EngineClient(asyncio.Protocol):
         self._leaving: dict[int, tuple[Callable[[Finish | None], None], int]] = {}
         """Who wants to know how an aborted request ended, and how many of its choices have not."""
         self._next_id = 0
+        self._has_miscounted = False
         self._limits = LimitChange()
         """What was changed since the start, for workers to come."""
 
@@ -370,9 +371,9 @@ class EngineClient(asyncio.Protocol):
                 choice.push(token)
             except Exception:
                 self._broken(request_id)
-        metrics.on_tokens(now, last_times, num_others)
+        self._count(metrics.on_tokens, now, last_times, num_others)
         for finish in step.finishes:
-            metrics.on_finish(finish)
+            self._count(metrics.on_finish, finish)
             self._finished(finish)
         if self.explanations is not None:
             self.explanations.on_step(step.joined, step.finishes)
@@ -380,17 +381,26 @@ class EngineClient(asyncio.Protocol):
         if stats.step_s > self.longest_step_s:
             self.longest_step_s = stats.step_s
         admission.observe(stats, now)
-        metrics.on_stats(stats)
+        self._count(metrics.on_stats, stats)
         if stats.num_step_tokens:
-            metrics.on_step(stats.num_step_tokens, stats.step_s)
+            self._count(metrics.on_step, stats.num_step_tokens, stats.step_s)
+
+    def _count(self, count: Callable[..., None], *arguments: Any) -> None:
+        """What is only counted must not cost anybody an answer."""
+        try:
+            count(*arguments)
+        except Exception:
+            if not self._has_miscounted:
+                self._has_miscounted = True
+                _log.exception("the metrics are wrong from here on; serving goes on")
 
     def _first_token(self, one: _Live, now: float, metrics: ServingMetrics) -> None:
-        metrics.on_first_token(now - one.arrival)
+        self._count(metrics.on_first_token, now - one.arrival)
         if not one.prefilled:
             one.prefilled = True
             if one.ticket is not None:
                 self.admission.started(one.ticket, now)
-            metrics.on_prefilled(one.num_prompt_tokens)
+            self._count(metrics.on_prefilled, one.num_prompt_tokens)
 
     def _finished(self, finish: Finish) -> None:
         one = self._live.get(finish.id)

@@ -94,11 +94,12 @@ class Supervisor:
     async def _lost(self) -> None:
         """Until the worker can give nothing more, or hangs; then the client knows."""
         client = self._client
+        loading = Watchdog(self._max_reload_s())
         while not (await asyncio.wait({client.lost}, timeout=LOOK_S))[0]:
             now = self._clock()
             if self._watchdog.look(now, client.last_heard, client.longest_step_s):
                 client.give_up("The engine does not make progress.")
-            elif not client.up.done() and now - self._started > self._max_reload_s():
+            elif not client.up.done() and loading.look(now, self._started, 0.0):
                 client.give_up("The engine does not get ready.")
 
     async def _bury(self) -> int | None:
