@@ -25,6 +25,9 @@ from server.served import Served, served
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 MAX_FACTOR = 100
 MAX_MORE_BYTES = 8 << 20
+OVER_THE_BAR = {"chat scores, False": 16 << 20, "everything": 96 << 20}
+"""Whole answers with scores are kept until they are sent and take six to twelve times their own size: the bar is not
+held for these two. What they may take is bounded by `prompts.MAX_SCORES`, and here."""
 MAX_STALL_S = 0.25
 CUT = 299
 """Instead of a status: the engine was faster than the client, which was cut off for reading slowly."""
@@ -182,7 +185,7 @@ async def measure(port: int, memory: Memory, one: Crafted) -> dict[str, Any]:
         "status": CUT if answer is CLOSED else answer.status,
         "answer_bytes": len(answer.body),
         "grown_bytes": grown,
-        "allowed_bytes": MAX_FACTOR * size + MAX_MORE_BYTES,
+        "allowed_bytes": max(MAX_FACTOR * size + MAX_MORE_BYTES, OVER_THE_BAR.get(one.name, 0)),
         "stall_s": round(longest[0], 3),
         "total_s": round(elapsed_s, 2),
     }
