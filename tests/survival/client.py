@@ -26,6 +26,8 @@ class Stream:
     prompt: list[int]
     num_tokens: int
     times: list[float] = field(default_factory=list)
+    nums_tokens: list[int] = field(default_factory=list)
+    """Of each event: bytes of a character come as tokens, and are an event when it is whole."""
     text: str = ""
     num_malformed: int = 0
     is_done: bool = False
@@ -40,8 +42,9 @@ class Stream:
         return self.is_done and not self.error and self.text.removesuffix("\ufffd") == expected
 
     def gaps(self) -> list[float]:
-        """Seconds between two events."""
-        return [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
+        """Seconds between two events, for each token of the later one."""
+        spans = zip(self.times, self.times[1:], self.nums_tokens[1:], strict=False)
+        return [(later - earlier) / num_tokens for earlier, later, num_tokens in spans]
 
     async def read(self, port: int) -> None:
         """Ask, and read to the end."""
@@ -71,11 +74,13 @@ class Stream:
             if "error" in content:
                 self.error = content["error"]["code"]
                 return
-            self.text += content["choices"][0]["text"]
+            text = content["choices"][0]["text"]
         except (msgspec.DecodeError, LookupError):
             self.num_malformed += 1
             return
+        self.text += text
         self.times.append(now)
+        self.nums_tokens.append(max(1, len(text.encode())))
         self.began.set()
 
 
