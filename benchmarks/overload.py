@@ -86,7 +86,7 @@ def server(arguments: argparse.Namespace) -> Iterator[subprocess.Popen[str]]:
     else:
         flags = ["--port", "0", "--no-enable-log-requests", "--max-num-seqs", str(arguments.slots)]
         flags += ["--admin-api-key", ADMIN_KEY, *arguments.serve_flags]
-        command = [sys.executable, "-m", "chairlift.cli", "serve", *flags]
+        command = [sys.executable, "-m", "chairlift", "serve", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             yield process

@@ -50,6 +50,80 @@ def test_names_say_what_a_class_is(path: Path) -> None:
             assert not node.name.endswith(vague), node.name
 
 
-def test_compared_keys_are_compared_in_constant_time() -> None:
-    text = "\n".join(path.read_text() for path in (ROOT / "src" / "chairlift" / "server").rglob("*.py"))
-    assert "compare_digest" in text
+SERVING = (
+    "core",
+    "models",
+    "text",
+    "sampling",
+    "executors",
+    "grammars",
+    "worker",
+    "journal",
+    "metrics",
+    "server",
+    "wire",
+)
+CLIENTS = {
+    "requests",
+    "httpx",
+    "aiohttp",
+    "urllib3",
+    "ftplib",
+    "smtplib",
+    "telnetlib",
+    "xmlrpc",
+    "webbrowser",
+    "socketserver",
+}
+CLIENT_MODULES = {"urllib.request", "http.client"}
+CONNECTS = {
+    "connect",
+    "connect_ex",
+    "create_connection",
+    "open_connection",
+    "sock_connect",
+    "sendto",
+    "getaddrinfo",
+    "gethostbyname",
+}
+MAY_CONNECT = {
+    "http_server.py": {"getaddrinfo"},  # the address to listen on, before it listens
+    "unix_socket.py": {"connect"},  # whether somebody listens where it wants to listen itself
+}
+"""What serves opens no connection to anywhere, whoever asks (reliability I1); an operator may name an exception."""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [one for one in FILES if one.relative_to(ROOT / "src" / "chairlift").parts[0].removesuffix(".py") in SERVING],
+    ids=lambda p: p.name,
+)
+def test_i1_nothing_that_serves_connects_to_anywhere(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = {alias.name for alias in node.names}
+            assert not {name.partition(".")[0] for name in names} & CLIENTS
+            assert not names & CLIENT_MODULES
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            assert module.partition(".")[0] not in CLIENTS
+            assert module not in CLIENT_MODULES
+            assert not {f"{module}.{alias.name}" for alias in node.names} & CLIENT_MODULES
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            name = node.func.attr
+            assert name not in CONNECTS - MAY_CONNECT.get(path.name, set()), f"line {node.lineno}: {name}"
+
+
+def test_k4_keys_are_compared_in_constant_time_and_in_no_other_way() -> None:
+    """Where a client's key meets those that are known, nothing but `compare_digest` looks at both."""
+    tree = ast.parse((ROOT / "src" / "chairlift" / "server" / "access.py").read_text())
+    (checked,) = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "_checked"]
+    calls = [name_of(node.func) for node in ast.walk(checked) if isinstance(node, ast.Call)]
+    assert "hmac.compare_digest" in calls
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
+            assert not names & {"given", "key", "digest", "digests"}, f"line {node.lineno}"
+    loops = [node for node in ast.walk(checked) if isinstance(node, ast.For)]
+    assert len(loops) == 1
+    assert not [node for node in ast.walk(loops[0]) if isinstance(node, ast.Break | ast.Return | ast.Raise)]

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
         Overloaded,
     )
     from chairlift.core.types import SamplingParams, TokenLogprob
-    from chairlift.llm import LLM, AsyncLLM, CompletionOutput, RequestOutput
+    from chairlift.llm import (
+        LLM,
+        AsyncLLM,
+        ClassificationOutput,
+        CompletionOutput,
+        EmbeddingOutput,
+        RequestOutput,
+    )
 
 __version__ = "0.1.0"
 
@@ -28,7 +35,9 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "ChairliftError",
+    "ClassificationOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineDead",
     "InvalidModel",
     "InvalidOption",
@@ -52,7 +61,14 @@ _MODULES = {
         "Overloaded",
     ),
     "chairlift.core.types": ("SamplingParams", "TokenLogprob"),
-    "chairlift.llm": ("LLM", "AsyncLLM", "CompletionOutput", "RequestOutput"),
+    "chairlift.llm": (
+        "LLM",
+        "AsyncLLM",
+        "ClassificationOutput",
+        "CompletionOutput",
+        "EmbeddingOutput",
+        "RequestOutput",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -34,10 +34,20 @@ from chairlift.worker.arguments import (
     whole_priority,
 )
 from chairlift.worker.build import Built, build
+from chairlift.worker.encoder import BuiltEncoder, build_encoder, encoder_files
 from chairlift.worker.local import LocalEngine
 from chairlift.worker.options import EngineOptions
+from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, Texts, each_pair
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "ClassificationOutput",
+    "CompletionOutput",
+    "EmbeddingOutput",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 
 class Service(TypedDict, total=False):
@@ -53,11 +63,60 @@ class Service(TypedDict, total=False):
 
 
 class _Session:
-    """What `LLM` and `AsyncLLM` share: a loaded model, its engine on a thread, and how prompts become requests."""
+    """What `LLM` and `AsyncLLM` share: a loaded model, its engine on a thread, and how prompts become requests.
 
-    def __init__(self, built: Built) -> None:
-        self.built = built
-        self.engine = LocalEngine(built.engine, built.close)
+    There is a model that generates, an encoder, or both.
+    """
+
+    def __init__(self, built: Built | None, encoder: BuiltEncoder | None = None) -> None:
+        self._built = built
+        self._encoder = encoder
+        if built is not None:
+            beside = None if encoder is None else encoder.engine
+            self.engine = LocalEngine(built.engine, self._close, built.grammars, beside)
+        elif encoder is not None:
+            self.engine = LocalEngine(encoder.engine, self._close)
+        else:
+            raise InvalidOption("there is no model")
+
+    def _close(self) -> None:
+        for each in (self._built, self._encoder):
+            if each is not None:
+                each.close()
+
+    @property
+    def built(self) -> Built:
+        """The model that generates.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        if self._built is None:
+            raise InvalidRequest("this model generates no text: use embed, score or classify")
+        return self._built
+
+    @property
+    def name(self) -> str:
+        """Of the model that generates, if there is one."""
+        if self._built is None and self._encoder is not None:
+            return self._encoder.encoder.name
+        return self.built.model.name
+
+    @property
+    def max_model_len(self) -> int:
+        if self._built is None and self._encoder is not None:
+            return self._encoder.limits.max_model_len
+        return self.built.limits.max_model_len
+
+    def texts(self) -> Texts:
+        """What reads texts for vectors.
+
+        Raises:
+            InvalidRequest: there is no encoder.
+        """
+        if self._encoder is None:
+            raise InvalidRequest("this model generates text and gives no vectors: name an encoder with embedding_model")
+        return Texts(self.engine, self._encoder)
 
     def request(
         self,
@@ -122,13 +181,19 @@ class LLM:
     kv_cache_memory_bytes, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, num_threads,
     seed, and those that say how requests are scheduled: batching, scheduling_policy, tenant_weights and more.
 
+    `model` may be an encoder (BERT, RoBERTa), which reads texts for `embed`, `score` and `classify`; `embedding_model`
+    names one that shares the device with a model that generates.
+
     Raises:
         InvalidModel: there is no such model, or it cannot be loaded.
         InvalidOption: an option that does not exist or makes no sense.
     """
 
     def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
-        self._open(build(_engine_options(model, options)))
+        engine_options = _engine_options(model, options)
+        files, generates = encoder_files(engine_options)
+        encoder = None if files is None else build_encoder(engine_options, files, alone=not generates)
+        self._open(build(engine_options) if generates else None, encoder)
 
     @classmethod
     def from_built(cls, built: Built) -> Self:
@@ -137,8 +202,8 @@ class LLM:
         llm._open(built)
         return llm
 
-    def _open(self, built: Built) -> None:
-        self._session = _Session(built)
+    def _open(self, built: Built | None, encoder: BuiltEncoder | None = None) -> None:
+        self._session = _Session(built, encoder)
         # At the interpreter's end a thread inside the device's library must not be cut off: stop it before.
         self._closed = weakref.finalize(self, self._session.engine.close)
 
@@ -156,12 +221,12 @@ class LLM:
 
     @property
     def model_name(self) -> str:
-        return self._session.built.model.name
+        return self._session.name
 
     @property
     def max_model_len(self) -> int:
         """Longest sequence in tokens, prompt and output together."""
-        return self._session.built.limits.max_model_len
+        return self._session.max_model_len
 
     def default_params(self, max_tokens: int | None = 16) -> SamplingParams:
         """Sampling as the model's makers recommend, where they do."""
@@ -209,6 +274,78 @@ class LLM:
         prompts = [self._session.chat_prompt(conversation) for conversation in each_conversation(messages)]
         params = each_params(sampling_params, len(prompts), self._session.default_params(None))
         return self._run(prompts, params, n, priority, use_tqdm, service)
+
+    def embed(
+        self,
+        prompts: str | Sequence[int] | Sequence[Prompt],
+        *,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        truncate: bool = True,
+        priority: int = 0,
+        tenant: str = "",
+        e2e_deadline_ms: float | None = None,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingOutput]:
+        """One vector for each text, in the order of the texts.
+
+        A text is text or token ids. `truncate` leaves out the end of what is longer than the model reads. `normalize`
+        scales to length 1, unless told as the model does; `dimensions` keeps so many of the first numbers. A text that
+        fails while it is read has an `error`; the others are not affected.
+
+        Raises:
+            InvalidRequest: a text that can never be read, or a model that gives no embeddings; nothing has run then.
+            EngineDead: the engine was closed or broke.
+        """
+        return self._session.texts().embed(
+            each_prompt(prompts),
+            normalize=normalize,
+            dimensions=dimensions,
+            truncate=truncate,
+            priority=priority,
+            tenant=tenant,
+            e2e_deadline_ms=e2e_deadline_ms,
+            use_tqdm=use_tqdm,
+        )
+
+    def classify(
+        self,
+        prompts: str | Sequence[int] | Sequence[Prompt],
+        *,
+        activate: bool = True,
+        truncate: bool = True,
+        priority: int = 0,
+        tenant: str = "",
+        use_tqdm: bool = True,
+    ) -> list[ClassificationOutput]:
+        """The label of each text, and the scores of all labels. Otherwise as `embed`."""
+        return self._session.texts().classify(
+            each_prompt(prompts),
+            activate=activate,
+            truncate=truncate,
+            priority=priority,
+            tenant=tenant,
+            use_tqdm=use_tqdm,
+        )
+
+    def score(
+        self,
+        text_1: str | Sequence[str],
+        text_2: str | Sequence[str],
+        *,
+        activate: bool = True,
+        truncate: bool = True,
+        priority: int = 0,
+        use_tqdm: bool = True,
+    ) -> list[float]:
+        """How well texts go together: one with each of the others, or two lists pair by pair.
+
+        A cross-encoder says it itself; of a model that embeds it is the cosine. Otherwise as `embed`.
+        """
+        pairs = each_pair(text_1, text_2)
+        return self._session.texts().score(
+            pairs, activate=activate, truncate=truncate, priority=priority, use_tqdm=use_tqdm
+        )
 
     def stream(
         self,

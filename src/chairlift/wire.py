@@ -39,6 +39,17 @@ class SetLimits(msgspec.Struct, tag="limits", array_like=True, frozen=True):
     change: LimitChange
 
 
+class EncoderReady(msgspec.Struct, array_like=True, frozen=True):
+    """A model of single passes is loaded and warm. With `labels` it classifies, else it gives embeddings."""
+
+    model_name: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_outputs: int
+    labels: list[str] = []
+
+
 class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     """First frame of a worker: the model is loaded and warm."""
 
@@ -54,6 +65,9 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, frozen=True):
     long_prefill_token_threshold: int = 0
     itl_objective_s: float = 0.0
     ttft_objective_s: float = 0.0
+    encoder: EncoderReady | None = None
+    """What reads single passes, beside the model that generates or instead of it."""
+    generates: bool = True
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
@@ -63,12 +77,13 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
 
 
 class Refused(msgspec.Struct, tag="refused", array_like=True, frozen=True):
-    """A request was refused by the engine when added; `never` means it can never fit."""
+    """A request was refused by the engine when added; `never` means it can never fit, `is_busy` that it may later."""
 
     id: int
     message: str
     param: str | None
     never: bool
+    is_busy: bool = False
 
 
 class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
@@ -85,6 +100,10 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     stats: EngineStats
     now: float
     """The worker's monotonic clock (CLOCK_MONOTONIC: the same clock in every process of a machine), in seconds."""
+    vectors: list[tuple[int, bytes]] = []
+    """(id, float32 numbers, little-endian) of single passes that are over."""
+    engine: int = 0
+    """Whose step it was: 1 is the encoder beside a model that generates."""
 
 
 ToWorker = Add | Abort | Close | Drain | SetLimits

@@ -1,6 +1,6 @@
 """A small OpenAI-like server: says what it is told to, cut into pieces at random places.
 
-Also a script: `stub_server.py -m chairlift.cli serve [MODEL] [--max-num-seqs N] --host HOST --port PORT` stands in for
+Also a script: `stub_server.py -m chairlift serve [MODEL] [--max-num-seqs N] --host HOST --port PORT` stands in for
 the Python interpreter that starts the real server.
 """
 

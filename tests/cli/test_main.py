@@ -14,7 +14,7 @@ import pytest
 from chairlift.cli import main as cli
 from chairlift.cli.main import _parser, main, parse
 from chairlift.cli.options import engine_options
-from chairlift.core.errors import InvalidModel, InvalidOption
+from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.executors.openvino.options import Dtype, KVCacheDtype
 from chairlift.models.resolve import DEFAULT_MODEL
 from chairlift.worker import options
@@ -148,7 +148,8 @@ def test_an_unknown_key_of_a_file_is_status_2(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("raised", "status"), [(KeyboardInterrupt(), 130), (InvalidModel("no"), 2), (InvalidOption("no"), 2)]
+    ("raised", "status"),
+    [(KeyboardInterrupt(), 130), (InvalidModel("no"), 2), (InvalidOption("no"), 2), (EngineDead("killed"), 1)],
 )
 def test_exit_status(raised: BaseException, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(arguments: argparse.Namespace) -> int:

@@ -68,7 +68,7 @@ def test_the_same_bytes_in_another_process(tmp_path: Path) -> None:
         paths = [tmp_path / f"{name}-{seed}" for name in ("json", "jsonl")]
         files = ["--output-json", str(paths[0]), "--requests-jsonl", str(paths[1]), "--token-times"]
         done = subprocess.run(
-            [sys.executable, "-m", "chairlift.cli", *SMALL, *tenants, *policy, *fleet, *files],
+            [sys.executable, "-m", "chairlift", *SMALL, *tenants, *policy, *fleet, *files],
             capture_output=True,
             check=True,
             env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)},

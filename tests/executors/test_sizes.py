@@ -55,6 +55,12 @@ def test_cache_takes_what_it_is_given_less_a_scratch_block() -> None:
         num_cache_blocks(1000, 32, memory_bytes=1999, max_num_seqs=3, max_model_len=33)
 
 
+def test_a_cache_that_the_machine_has_no_memory_for_is_refused_before_it_is_used() -> None:
+    """The system would give it out, and end the process when it is written to."""
+    with pytest.raises(InvalidOption, match="does not fit"):
+        num_cache_blocks(1 << 20, 32, memory_bytes=1 << 50, max_num_seqs=1 << 16, max_model_len=1 << 20)
+
+
 def test_more_memory_than_there_is_gives_one_clear_line() -> None:
     port = CachePort("key_cache.0", Type.f32, (8, 32, 128))
     with pytest.raises(InvalidOption, match=r"cannot reserve a key/value cache of 1000000000000 blocks"):

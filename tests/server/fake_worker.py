@@ -32,6 +32,7 @@ from chairlift.wire import Abort, Add, Drain, Failed, Ready, Refused, SetLimits,
 ALPHABET = "etaoin shrdlu é ü 日本 🙂 "
 END = 256
 MAX_NUM_BATCHED_TOKENS = 2048
+LIKELY = -0.5
 
 REFUSE, FAIL, DIE, HANG, GARBAGE, REFUSE_LATE = "!refuse", "!fail", "!die", "!hang", "!garbage", "!too-large"
 """Words in a prompt that make the worker do that: on adding, or (fail, die, hang, garbage) at its third token."""
@@ -92,6 +93,10 @@ class FakeWorker:
         self.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
         self.decide: Callable[[Request], Decisions] = lambda _: NO_DECISIONS
         """What was decided about a request, made up."""
+        self.says: Callable[[Request, int], str | None] = lambda request, choice: None
+        """What a choice's answer is, instead of an endless text of its prompt's own; then it ends by itself."""
+        self.likes: Callable[[int], float] = lambda choice: LIKELY
+        """The score of each token of a choice."""
         self.ended: list[Finish] = []
         """Of requests that were aborted, for the next step."""
         self.scheduled: set[int] = set()
@@ -191,7 +196,10 @@ class FakeWorker:
             row = self.waiting.popleft()
             row.first_scheduled = now
             row.plan = answer_tokens(list(row.request.prompt), row.choice, self._length(row))
-            if not row.request.params.ignore_eos:
+            told = self.says(row.request, row.choice)
+            if told is not None:
+                row.plan = [*told.encode(), END, *row.plan]
+            elif not row.request.params.ignore_eos:
                 row.plan = [*row.plan[: natural_length(list(row.request.prompt), row.choice)], END]
             if row.request.id not in self.scheduled:
                 joined.append(row.request.id)
@@ -229,7 +237,7 @@ class FakeWorker:
         step.choices.append(row.choice)
         step.tokens.append(token)
         if params.logprobs is not None:
-            step.logprobs.append((request.id, row.choice, scored(token, params.logprobs)))
+            step.logprobs.append((request.id, row.choice, scored(token, params.logprobs, self.likes(row.choice))))
         self._end_if_due(row, token, step, now)
 
     def _end_if_due(self, row: Row, token: int, step: Step, now: float) -> None:
@@ -320,10 +328,10 @@ def spelled(request: Request) -> str:
     return bytes(token for token in request.prompt if token < END).decode("utf-8", "ignore")
 
 
-def scored(token: int, num_top: int) -> TokenLogprob:
+def scored(token: int, num_top: int, logprob: float = LIKELY) -> TokenLogprob:
     """A made-up score; the least likely alternative is impossible."""
-    others = [(token, -0.5), (65, -1.5), (66, float("-inf")), (67, -3.0)]
-    return TokenLogprob(token, -0.5, 1, tuple(others[:num_top]))
+    others = [(token, logprob), (65, -1.5), (66, float("-inf")), (67, -3.0)]
+    return TokenLogprob(token, logprob, 1, tuple(others[:num_top]))
 
 
 def main() -> int:

@@ -19,13 +19,17 @@ from chairlift.core.admission import Admission
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
+from chairlift.server.api_keys import NO_KEYS, read_api_keys
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
+from chairlift.server.tls import server_context
+from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
 from server.fake_worker import FakeOptions, FakeWorker
@@ -45,6 +49,7 @@ class RunningServer:
         self.options = options
         self.loop = uvloop.new_event_loop()
         self.explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        self.usage_log = None if options.usage_log is None else UsageLog(options.usage_log, time.monotonic, time.time)
         self._client_sock = client_sock
         self._text = text
         self.admission: Admission
@@ -65,20 +70,32 @@ class RunningServer:
         client_sock = self._client_sock
         client_sock.setblocking(False)
         options = self.options
+        keys = NO_KEYS if options.api_key_file is None else read_api_keys(options.api_key_file)
         self.admission = Admission(options.admission, policy=options.scheduling_policy)
+        self.admission.set_own_limits(keys.limits)
         _, self.client = await self.loop.create_unix_connection(
             lambda: EngineClient(_metrics, self.explanations, self.admission), sock=client_sock
         )
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
+            Access(
+                options.api_keys,
+                options.host,
+                options.allowed_hosts,
+                options.admin_api_keys,
+                options.metrics_api_keys,
+                keys.principals,
+            ),
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
             admin=None if self.explanations is None else Admin(self.explanations, options.admission),
+            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
+            root_path=options.root_path,
+            usage_log=self.usage_log,
         )
         sock = bind(options)
-        self.port = sock.getsockname()[1]
-        self.http = HttpServer(self.app, sock, options)
+        self.port = 0 if options.uds is not None else sock.getsockname()[1]
+        self.http = HttpServer(self.app, sock, options, server_context(options))
         await self.http.start()
         ready = await self.client.ready
         engine = Engine(
@@ -96,6 +113,8 @@ class RunningServer:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            tells_timings=options.enable_per_request_metrics,
+            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         self.app.serving = engine, self.generation
         self.baseline_tasks = len(asyncio.all_tasks())
@@ -106,6 +125,8 @@ class RunningServer:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(TIMEOUT_S)
         self._pool.shutdown()
+        if self.usage_log is not None:
+            self.usage_log.close(TIMEOUT_S)
         self.loop.close()
 
     @contextlib.contextmanager

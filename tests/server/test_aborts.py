@@ -185,3 +185,36 @@ def test_src_gonka_1421_a_busy_engine_stays_healthy() -> None:
         sock.shutdown(socket.SHUT_RDWR)
         reader.join(TIMEOUT_S)
         sock.close()
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["fin", "rst"])
+def test_src_triton_8034_7368_a_storm_of_timeouts_hurts_nobody(server: RunningServer, reset: bool) -> None:
+    """All clients give up at once, after so many events, over and over; whoever comes next is served."""
+    for num_events in (0, 1, 2, 5, 9):
+        socks = [post(server, {"prompt": f"storm {i}", "stream": True, "n": 1 + i % 3} | LONG) for i in range(16)]
+        received = b""
+        while received.count(b"data: ") < num_events:
+            received += socks[0].recv(1 << 12)
+        for sock in socks:
+            leave(sock, reset=reset)
+        assert server.complete(prompt="canary", max_tokens=3)["usage"]["completion_tokens"] == 3
+    server.wait_idle()
+
+
+def test_src_vllm_10430_6642_43031_a_count_that_fails_costs_nobody_an_answer(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("counters can only go up")
+
+    with running_server(FakeOptions(heartbeat_s=0.05)) as server:
+        metrics = server.client.metrics
+        assert metrics is not None
+        for name in ("on_tokens", "on_finish", "on_stats", "on_step", "on_first_token", "on_prefilled"):
+            monkeypatch.setattr(metrics, name, fails)
+        events = server.events("/v1/completions", {"prompt": "x", "max_tokens": 9, "ignore_eos": True})
+        assert events[-1] == "[DONE]"
+        assert server.complete(max_tokens=3)["usage"]["completion_tokens"] == 3
+        assert server.json("GET", "/health")[0] == 200
+        server.wait_idle()
+    assert caplog.text.count("serving goes on") == 1

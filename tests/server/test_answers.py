@@ -286,3 +286,43 @@ def test_a_long_answer_is_put_together_on_a_thread(server: RunningServer) -> Non
     answer = server.complete(prompt=["a", "b", "c", "d"], max_tokens=3000, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 12_000
     assert answer["choices"][3]["text"] == text_of(prompt_ids("d"), 3000)
+
+
+def test_the_likeliest_answers_are_kept() -> None:
+    """Those of a prompt compete with each other only, by the mean over their tokens."""
+    with running_server() as server:
+        server.worker.likes = lambda choice: (-0.4, -0.2, -0.3, -0.1)[choice]
+        every = server.complete(prompt=["one", "two"], n=4, max_tokens=50)
+        best = server.complete(prompt=["one", "two"], n=2, best_of=4, max_tokens=50)
+        texts = [choice["text"] for choice in every["choices"]]
+        assert [choice["text"] for choice in best["choices"]] == [texts[3], texts[1], texts[7], texts[5]]
+        assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+        assert [choice["logprobs"] for choice in best["choices"]] == [None] * 4
+        assert best["usage"] == every["usage"]
+        (scored,) = server.complete(prompt="one", best_of=2, logprobs=1, max_tokens=3)["choices"]
+        assert scored["logprobs"]["token_logprobs"] == [-0.2] * 3
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("interval", [1, 2, 5, 1000])
+def test_several_tokens_share_an_event_where_that_is_wanted(server: RunningServer, path: str, interval: int) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "q"}]} if path == CHAT else {"prompt": "q"}
+    body = asked | {"max_tokens": 40, "ignore_eos": True}
+    every = server.events(path, body)
+    fewer = server.events(path, body | {"stream_interval": interval})
+    assert streamed(fewer) == streamed(every)
+    if interval > 1:
+        assert len(fewer) <= 4 + 39 // interval + 1
+        assert fewer[1 if path == CHAT else 0]["choices"][0]["finish_reason"] is None
+    scored = server.events(path, body | {"stream_interval": interval, "return_token_ids": True})
+    ids = [token for event in scored[:-1] for choice in event["choices"] for token in choice.get("token_ids", ())]
+    assert len(ids) == 40
+
+
+def test_the_way_of_being_served_is_told_where_it_was_asked_for(server: RunningServer) -> None:
+    assert "service_tier" not in server.complete(max_tokens=1)
+    assert server.complete(max_tokens=1, service_tier="auto")["service_tier"] == "default"
+    assert server.chat(max_tokens=1, service_tier="flex")["service_tier"] == "flex"
+    assert server.worker.adds[-1].priority == 1
+    events = server.events(COMPLETIONS, {"prompt": "x", "max_tokens": 2, "service_tier": "priority"})
+    assert {event["service_tier"] for event in events[:-1]} == {"default"}

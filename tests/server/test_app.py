@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.server.access import Access
 from chairlift.server.errors import ApiError
+from chairlift.server.identity import ANYBODY
 from server.fake_text import TURN
 from server.fake_worker import DIE, FAIL, GARBAGE, FakeOptions, answer_tokens
 from server.running import RunningServer, running_server, until
@@ -211,11 +212,11 @@ def test_a_web_page_cannot_use_a_server_without_keys(
 
 def test_allowed_hosts() -> None:
     named = Access((), "127.0.0.1", ("my.host",))
-    assert named.principal({b"host": b"My.Host:80"}) == b""
+    assert named.principal({b"host": b"My.Host:80"}) is ANYBODY
     with pytest.raises(ApiError):
         named.principal({b"host": b"other.host"})
-    assert Access((), "127.0.0.1", ("*",)).principal({b"host": b"other.host", b"origin": b"http://x"}) == b""
-    assert Access((), "127.0.0.1", ()).principal({}) == b""
+    assert Access((), "127.0.0.1", ("*",)).principal({b"host": b"other.host", b"origin": b"http://x"}) is ANYBODY
+    assert Access((), "127.0.0.1", ()).principal({}) is ANYBODY
 
 
 # ---------------------------------------------------------------- logs and metrics

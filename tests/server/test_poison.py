@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from server.listeners import listeners
 from server.poisons import COMPLETION, Poison, poisons
 from server.test_real_model import RealServer
 
@@ -69,7 +70,8 @@ class Bystander(threading.Thread):
 
 
 def check(real: RealServer, catalogue: Sequence[Poison], num_streams: int, num_tokens: int) -> None:
-    streams = [Bystander(real.port, prompt, num_tokens) for prompt in PROMPTS[:num_streams]]
+    prompts = [f"{PROMPTS[i % len(PROMPTS)]}{'' if i < len(PROMPTS) else i}" for i in range(num_streams)]
+    streams = [Bystander(real.port, prompt, num_tokens) for prompt in prompts]
     undisturbed = [stream.ask() for stream in streams]
     (worker,) = Path(f"/proc/{real.process.pid}/task/{real.process.pid}/children").read_text().split()
     for stream in streams:
@@ -91,6 +93,10 @@ def check(real: RealServer, catalogue: Sequence[Poison], num_streams: int, num_t
     assert not [line for line in real.log if "Traceback" in line or " ERROR " in line]
 
 
+def test_s24_a_real_server_and_its_engine_listen_on_one_loopback_address(real: RealServer) -> None:
+    assert listeners(real.process.pid) == [f"127.0.0.1:{real.port}"]
+
+
 def test_every_fifteenth_poison_disturbs_nobody(real: RealServer) -> None:
     check(real, list(poisons(VOCAB_SIZE, CONTEXT))[::15], num_streams=3, num_tokens=40)
 
@@ -99,4 +105,4 @@ def test_every_fifteenth_poison_disturbs_nobody(real: RealServer) -> None:
 def test_no_poison_disturbs_anybody(real: RealServer) -> None:
     catalogue = list(poisons(VOCAB_SIZE, CONTEXT))
     assert len(catalogue) > 400
-    check(real, catalogue, num_streams=8, num_tokens=120)
+    check(real, catalogue, num_streams=16, num_tokens=60)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from chairlift.server import validate
+from chairlift.server import prompts, validate
 from chairlift.server.errors import ApiError
 from chairlift.server.prompts import Fitted, fit
 from server.fake_text import TURN, VOCAB_SIZE, FakeText
@@ -136,3 +136,26 @@ def test_a_text_to_be_truncated_has_a_limit_of_its_own() -> None:
     assert len(fit(asked, text, CONTEXT).prompts[0]) == 5
     with pytest.raises(ApiError):
         fit(validate.completion({"prompt": "x" * 2**21, "truncate_prompt_tokens": 5}, {}), text, CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprobs": 19, "max_tokens": 80, "n": 128},
+        {"logprobs": 20, "max_tokens": 1, "n": 128},
+        {"prompt_logprobs": 20, "prompt": ["x" * 40] * 128},
+        {"logprobs": 20, "echo": True, "n": 128, "max_tokens": 1},
+    ],
+)
+def test_scores_of_one_response_are_bounded(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {"prompt": "x" * 10} | fields
+    assert completion(**asked).prompts
+    monkeypatch.setattr(prompts, "MAX_SCORES", 1000)
+    assert refusal(**asked).code == "too_many_logprobs"
+    if "prompt_logprobs" not in fields and not fields.get("echo"):
+        assert completion(**asked, stream=True).prompts
+
+
+def test_scores_that_nobody_asked_for_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "MAX_SCORES", 0)
+    assert completion(prompt=["x"] * 4, n=32, max_tokens=50).prompts

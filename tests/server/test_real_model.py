@@ -28,9 +28,10 @@ MODEL = "smollm2-135m-instruct"
 
 
 class RealServer:
-    def __init__(self) -> None:
+    def __init__(self, model: str = MODEL, *flags: str) -> None:
         command = [sys.executable, "-c", "import sys; from chairlift.cli.main import main; sys.exit(main())"]
-        command += ["serve", MODEL, "--port", "0", "--max-model-len", "512", "--admin-api-key", "owner-key"]
+        command += ["serve", model, "--port", "0", "--admin-api-key", "owner-key"]
+        command += flags or ("--max-model-len", "512", "--tool-call-parser", "json")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -187,6 +188,36 @@ def test_limits_change_while_it_serves_and_the_wait_is_explained(client: openai.
     assert entry["choices"][0] == {name: second[name] for name in ("index", "sentence", "decisions")}
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_forced_call_satisfies_its_schema(client: openai.OpenAI, choice: Any) -> None:
+    """Even of the smallest model: whole and streamed."""
+    properties = {"city": {"type": "string", "maxLength": 40}, "unit": {"enum": ["C", "F"]}}
+    parameters = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "What is the weather in Bern, in Celsius?"}],
+        "tools": [{"type": "function", "function": {"name": "get_weather", "parameters": parameters}}],
+        "tool_choice": choice,
+        "parallel_tool_calls": False,
+        "temperature": 0,
+        "max_tokens": 60,
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    with client.chat.completions.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        streamed = stream.get_final_completion().choices[0]
+    for answer in (whole, streamed):
+        assert answer.finish_reason == "tool_calls"
+        assert answer.message.tool_calls is not None
+        (call,) = answer.message.tool_calls
+        assert call.type == "function"
+        arguments = json.loads(call.function.arguments)
+        assert isinstance(arguments["city"], str)
+        assert arguments["unit"] in ("C", "F")
+        assert not answer.message.content
+
+
 def test_a_deadline_ends_a_long_answer_with_an_error(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 490}
     extra = {"ignore_eos": True, "e2e_deadline_ms": 800}
@@ -285,3 +316,59 @@ def longest_stall(server: RunningServer, path: str, body: bytes) -> float:
     server.loop.call_soon_threadsafe(ticking.cancel)
     assert status == 400
     return max(gaps)
+
+
+PERSON = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_answer_has_the_form_of_its_schema(client: openai.OpenAI, temperature: float) -> None:
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Who is Alice?"}],
+        "max_tokens": 200,
+        "temperature": temperature,
+        "seed": 7,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}},
+    }
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.finish_reason == "stop"
+    person = json.loads(whole.message.content or "")
+    assert list(person) == ["name", "age"]
+    assert isinstance(person["name"], str) and isinstance(person["age"], int)
+    pieces = client.chat.completions.create(**asked, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == whole.message.content
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ({"choice": ["red", "green", "blue"]}, "red|green|blue"),
+        ({"regex": r"\d{3}-\d{4}"}, r"\d{3}-\d{4}"),
+        ({"grammar": 'start: "SELECT " NAME\nNAME: /[a-z]{1,8}/'}, "SELECT [a-z]{1,8}"),
+    ],
+)
+def test_an_answer_has_the_form_of_its_grammar(client: openai.OpenAI, form: dict[str, Any], expected: str) -> None:
+    extra = {"structured_outputs": form}
+    answer = client.completions.create(model=MODEL, prompt="x", max_tokens=40, n=2, extra_body=extra)
+    assert all(re.fullmatch(expected, choice.text) for choice in answer.choices)
+    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [({"type": "thing"}, "thing"), ({"type": "array", "uniqueItems": True}, "uniqueItems"), ({"$ref": "#"}, "no text")],
+)
+def test_src_vllm_48942_a_schema_that_is_none_is_a_400_and_the_engine_goes_on(
+    client: openai.OpenAI, schema: dict[str, Any], reason: str
+) -> None:
+    extra = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    for _ in range(2):
+        with pytest.raises(openai.BadRequestError, match=reason):
+            client.completions.create(model=MODEL, prompt="x", extra_body=extra)
+    assert client.completions.create(model=MODEL, prompt="x", max_tokens=1).usage is not None

@@ -1,4 +1,4 @@
-"""The server as a process: starting, greeting, draining, dying."""
+"""The server as a process: starting, greeting, draining."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import contextlib
 import http.client
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,109 +23,7 @@ from chairlift.server.http_server import bind
 from chairlift.server.options import ServerOptions
 from server.fake_worker import HANG
 from server.running import TIMEOUT_S, until
-
-HERE = Path(__file__).parent
-LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True, "stream": True}
-
-
-class Served:
-    """A server process and what it printed."""
-
-    def __init__(self, worker: dict[str, Any], server: dict[str, Any]) -> None:
-        environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
-        arguments = [json.dumps(worker), json.dumps({"port": 0} | server)]
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "serve_fake.py"), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.said = ""
-        self.port = 0
-
-    def wait_ready(self) -> None:
-        assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        match = re.search(r" at http://127\.0\.0\.1:(\d+)$", self.said.rstrip())
-        assert match, (self.said, self.process.stderr and self.process.stderr.read())
-        self.port = int(match[1])
-        while "client.chat" not in self.said or not self.said.endswith("\n\n"):
-            self.said += self.process.stdout.readline()
-
-    def get(self, path: str) -> tuple[int, Any]:
-        return self.ask("GET", path, None)
-
-    def ask(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body))
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    def worker_pids(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
-
-    def tell(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
-
-    def status(self) -> int:
-        return self.process.wait(TIMEOUT_S)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
-@contextlib.contextmanager
-def served(worker: dict[str, Any] | None = None, *, wait: bool = True, **server: Any) -> Iterator[Served]:
-    running = Served(worker or {}, server)
-    try:
-        if wait:
-            running.wait_ready()
-        yield running
-    finally:
-        running.close()
-
-
-class Reader(threading.Thread):
-    """Reads a stream to its end."""
-
-    def __init__(self, port: int, body: dict[str, Any]) -> None:
-        super().__init__(daemon=True)
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        self.body = body
-        self.content = b""
-        self.began = threading.Event()
-
-    def run(self) -> None:
-        with contextlib.closing(self.connection), contextlib.suppress(http.client.HTTPException, OSError):
-            self.connection.request("POST", "/v1/completions", json.dumps(self.body))
-            response = self.connection.getresponse()
-            while data := response.read1(1 << 16):
-                self.content += data
-                self.began.set()
-
-
-def readers(server: Served, count: int, **fields: Any) -> list[Reader]:
-    """Streams in flight, each of which has begun."""
-    threads = [Reader(server.port, {"prompt": f"reader {i}"} | LONG | fields) for i in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        assert thread.began.wait(TIMEOUT_S)
-    return threads
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-
+from server.served import HERE, LONG, Reader, is_running, readers, served
 
 # ---------------------------------------------------------------- starting
 
@@ -333,29 +228,3 @@ def test_a_worker_that_does_not_end_is_killed_in_the_end() -> None:
         server.tell(signal.SIGTERM)
         assert server.status() == 1
         assert not is_running(worker)
-
-
-# ---------------------------------------------------------------- dying
-
-
-def test_src_vllm_48966_54553_a_killed_worker_ends_streams_and_the_server() -> None:
-    with served({"step_s": 0.01}) as server:
-        streams = readers(server, 5)
-        began = time.monotonic()
-        os.kill(server.worker_pids()[0], signal.SIGKILL)
-        for stream in streams:
-            stream.join(TIMEOUT_S)
-            assert b"[DONE]" not in stream.content
-            assert json.loads(stream.content.split(b"data: ")[-1])["error"]["code"] == "engine_dead"
-        assert time.monotonic() - began < 5
-        assert server.status() == 1
-
-
-def test_a_killed_server_leaves_no_worker() -> None:
-    with served({"step_s": 0.01}) as server:
-        (worker,) = server.worker_pids()
-        (stream,) = readers(server, 1)
-        server.tell(signal.SIGKILL)
-        server.status()
-        stream.join(TIMEOUT_S)
-        until(lambda: not is_running(worker))

@@ -9,7 +9,8 @@ import pytest
 from chairlift.core.types import SamplingParams
 from chairlift.server import validate
 from chairlift.server.errors import ApiError
-from chairlift.server.protocol import HARMLESS
+from chairlift.server.ports import ChatManners, ChatPrompt
+from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS
 from chairlift.server.validate import MAX_CHOICES, Validated
 
 USER = [{"role": "user", "content": "hi"}]
@@ -163,11 +164,13 @@ def test_other_prompts_are_refused(prompt: object) -> None:
 
 def test_parts_of_type_text_are_one_text() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert chat(messages=[{"role": "user", "content": content}]).prompts == [[{"role": "user", "content": "ab"}]]
+    asked = chat(messages=[{"role": "user", "content": content}])
+    assert asked.prompts == [ChatPrompt(messages=[{"role": "user", "content": "ab"}])]
 
 
 def test_a_developer_is_the_system() -> None:
-    assert chat(messages=[{"role": "developer", "content": "x"}]).prompts == [[{"role": "system", "content": "x"}]]
+    asked = chat(messages=[{"role": "developer", "content": "x"}])
+    assert asked.prompts == [ChatPrompt(messages=[{"role": "system", "content": "x"}])]
 
 
 @pytest.mark.parametrize(
@@ -179,8 +182,12 @@ def test_a_developer_is_the_system() -> None:
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://localhost/x.png"}}]},
         {"role": "user", "content": [{"type": "input_audio"}]},
         {"role": "user", "content": [{"type": "text"}]},
-        {"role": "tool", "content": "x"},
+        {"role": "tool"},
+        {"role": "assistant"},
         {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "custom", "function": {"name": "f"}}]},
+        {"role": "user", "content": "x", "tool_calls": [{"function": {"name": "f"}}]},
+        {"role": "assistant", "content": "x", "audio": {"id": "1"}},
         {"role": "assistant", "content": "", "function_call": {"name": "f"}},
         {"role": "root", "content": "x"},
         {"content": "x"},
@@ -194,21 +201,32 @@ def test_other_messages_are_refused(message: object) -> None:
     assert "messages[1]" in error.message
 
 
-@pytest.mark.parametrize("name", [*HARMLESS])
-@pytest.mark.parametrize("function", [completion, chat])
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(completion, name) for name in HARMLESS_IN_COMPLETIONS] + [(chat, name) for name in HARMLESS_IN_CHATS],
+)
 def test_what_is_not_supported_is_refused_by_name(function: Any, name: str) -> None:
+    harmless = HARMLESS_IN_CHATS if function is chat else HARMLESS_IN_COMPLETIONS
     error = refusal(function, **{name: {"anything": 1}})
     assert (error.param, error.code) == (name, "unsupported_parameter")
     assert name in error.message
-    for value in HARMLESS[name]:
+    for value in harmless[name]:
         function(**{name: value})
 
 
-def test_best_of_is_n_or_nothing() -> None:
-    assert completion(best_of=1).n == 1
-    assert completion(n=3, best_of=3).n == 3
-    assert refusal(completion, best_of=4).param == "best_of"
-    assert refusal(completion, n=2, best_of=1).param == "best_of"
+def test_best_of_keeps_the_best() -> None:
+    assert completion(best_of=1).show.num_kept is None
+    assert completion(n=3, best_of=3).show.num_kept is None
+    asked = completion(best_of=4, n=2)
+    assert (asked.n, asked.show.num_kept, asked.params.logprobs, asked.shows_logprobs) == (4, 2, 0, False)
+    assert completion(best_of=2, logprobs=3).params.logprobs == 3
+    assert completion(best_of=2, logprobs=3).shows_logprobs
+    for fields in ({"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}, {"best_of": 2, "explain": True}):
+        assert refusal(completion, **fields).param == "best_of"
+    assert refusal(completion, best_of=129).param == "best_of"
+    assert refusal(completion, best_of=65, prompt=["a", "b"]).param == "n"
+    assert refusal(chat, best_of=2).param == "best_of"
+    assert chat(best_of=2, n=2).n == 2
 
 
 NUMBERS = [-1, 0, 1000, 2**31, 2**63, 10**400, 1e308, float("inf"), float("nan"), -0.0, True, "1", None, [], {}]
@@ -216,7 +234,8 @@ FIELDS = [
     "n", "best_of", "max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "priority",
     "top_logprobs", "max_completion_tokens", "stop", "stop_token_ids", "allowed_token_ids", "logit_bias", "stream",
-    "stream_options", "echo", "ignore_eos", "cache_salt", "request_id", "add_special_tokens", "messages", "prompt",
+    "stream_options", "stream_interval", "echo", "ignore_eos", "cache_salt", "request_id", "add_special_tokens",
+    "messages", "prompt",
 ]  # fmt: skip
 
 
@@ -279,3 +298,91 @@ def test_echo_without_output_asks_for_scores_only() -> None:
     assert asked.show.discard_output
     assert (asked.params.max_tokens, asked.params.prompt_logprobs, asked.params.logprobs) == (1, 1, 1)
     assert not asked.shows_prompt_logprobs
+
+
+def test_a_flexible_request_waits_behind_the_others() -> None:
+    assert chat(service_tier="flex").priority > chat(service_tier="auto").priority == chat().priority
+    assert chat(service_tier="flex", priority=-5).priority == -5
+    tiers = {tier: chat(service_tier=tier).show.service_tier for tier in ("auto", "default", "flex", "priority")}
+    assert tiers == {"auto": "default", "default": "default", "flex": "flex", "priority": "default"}
+    assert chat().show.service_tier is None
+    assert refusal(chat, service_tier="first class").param == "service_tier"
+
+
+def test_what_clients_send_along_changes_nothing() -> None:
+    fields = {
+        "metadata": {"session": "1"}, "store": False, "prompt_cache_key": "k", "session_id": "s",
+        "parallel_tool_calls": True, "safety_identifier": None, "prompt_cache_retention": "24h",
+        "tools": [], "tool_choice": "auto",
+        "response_format": {"type": "text"}, "reasoning_effort": None, "stream_interval": 1,
+    }  # fmt: skip
+    assert chat(**fields) == chat()
+    assert refusal(chat, metadata={str(i): "" for i in range(17)}).param == "metadata"
+    assert refusal(chat, metadata={"a": 1}).param == "metadata"
+    assert refusal(chat, store=True).param == "store"
+    assert refusal(chat, stream=True, stream_options={"include_obfuscation": True}).param == "stream_options"
+
+
+# ---------------------------------------------------------------- conversations
+
+
+def told(message: dict[str, Any]) -> dict[str, Any]:
+    (prompt,) = chat(messages=[*USER, message]).prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.messages[-1]
+
+
+def test_calls_and_results_go_into_the_conversation() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None}
+    assert told(said) == {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}], "name": "f"}
+    assert told(result) == {"role": "tool", "tool_call_id": "c1", "content": "5", "name": "f"}
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_thought_of_earlier_turns_goes_under_the_name_that_templates_know(name: str) -> None:
+    said = {"role": "assistant", "content": "x", name: "hm"}
+    assert told(said) == {"role": "assistant", "content": "x", "reasoning_content": "hm"}
+
+
+def test_a_message_is_continued_instead_of_answered() -> None:
+    said = {"role": "assistant", "content": "The"}
+    (prompt,) = chat(messages=[*USER, said], continue_final_message=True).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.continue_final_message, prompt.add_generation_prompt) == (True, False)
+    (prompt,) = chat(messages=[*USER, said], continue_final_message=True, add_generation_prompt=False).prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.continue_final_message
+    error = refusal(chat, messages=[*USER, said], continue_final_message=True, add_generation_prompt=True)
+    assert error.param == "continue_final_message"
+
+
+THINKS = ChatManners(template_variables=frozenset({"enable_thinking", "style"}), template_kwargs={"style": "dry"})
+GRADED = ChatManners(template_variables=frozenset({"reasoning_effort"}))
+
+
+def kwargs_of(manners: ChatManners, **fields: Any) -> dict[str, Any]:
+    (prompt,) = validate.chat({"messages": USER} | fields, {}, manners).prompts
+    assert isinstance(prompt, ChatPrompt)
+    return prompt.template_kwargs
+
+
+def test_a_template_is_told_what_it_reads_and_nothing_else() -> None:
+    assert kwargs_of(THINKS) == {"style": "dry"}
+    assert kwargs_of(THINKS, chat_template_kwargs={"style": "wild", "enable_thinking": False}) == {
+        "style": "wild",
+        "enable_thinking": False,
+    }
+    assert kwargs_of(ChatManners(), chat_template_kwargs={"enable_thinking": False, "thinking": True}) == {}
+    for name in ("bos_token", "x", "chat_template", "__class__"):
+        error = refusal(chat, chat_template_kwargs={name: 1})
+        assert (error.param, error.code) == ("chat_template_kwargs", "unsupported_parameter")
+
+
+def test_effort_is_told_where_it_is_understood() -> None:
+    assert kwargs_of(GRADED, reasoning_effort="high") == {"reasoning_effort": "high"}
+    assert kwargs_of(THINKS, reasoning_effort="none") == {"style": "dry", "enable_thinking": False}
+    assert kwargs_of(ChatManners(), reasoning_effort="none") == {}
+    for effort in ("high", "very"):
+        assert refusal(chat, reasoning_effort=effort).param == "reasoning_effort"

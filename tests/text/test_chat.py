@@ -281,3 +281,43 @@ def test_the_callers_messages_are_left_alone() -> None:
     before = json.dumps(messages)
     ChatTemplate(TOOLS).render(messages)
     assert json.dumps(messages) == before
+
+
+# ---------------------------------------------------------------- going on with a message
+
+
+@pytest.mark.parametrize("name", ["chatml", "alternating", "thinking", "tools"])
+@pytest.mark.parametrize("begun", ["The capital is", "e", "ends with a space ", "", "a\ue000b", "<|end|>"])
+def test_the_last_message_is_continued(tokenizers: dict[str, Tokenizer], name: str, begun: str) -> None:
+    """The same tokens as of the whole conversation, up to the end of what the message says."""
+    messages = [*user("Where?"), {"role": "assistant", "content": begun}]
+    for tokenizer in tokenizers.values():
+        tokens = COMPILED[name].render_tokens(messages, tokenizer=tokenizer, continue_final_message=True)
+        whole = COMPILED[name].render_tokens(messages, tokenizer=tokenizer, add_generation_prompt=False)
+        text, end = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (tokens, whole))
+        assert text.endswith(begun)
+        assert end.startswith(text.rstrip())
+        assert specials_of(tokenizer, tokens) == specials_of(tokenizer, whole)[: len(specials_of(tokenizer, tokens))]
+        assert len(text) < len(end)
+
+
+@pytest.mark.parametrize(
+    ("name", "messages"),
+    [
+        ("chatml", user("Where?")),
+        ("loud", [{"role": "assistant", "content": "a"}]),
+        ("tools", [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}]),
+        ("chatml", [{"role": "assistant", "content": "".join(map(chr, range(0xE000, 0xF900)))}]),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(tokenizers: dict[str, Tokenizer], name: str, messages: Messages) -> None:
+    with pytest.raises(InvalidRequest):
+        COMPILED[name].render_tokens(messages, tokenizer=tokenizers["bytes"], continue_final_message=True)
+
+
+def test_a_template_says_what_it_reads() -> None:
+    assert COMPILED["chatml"].variables == {"messages", "add_generation_prompt"}
+    assert "tools" in COMPILED["tools"].variables
+    named = ChatTemplate({"default": CHATML, "tool_use": "{{ tools }}{{ enable_thinking }}"})
+    assert named.tool_source == "{{ tools }}{{ enable_thinking }}"
+    assert {"tools", "enable_thinking", "messages"} <= named.variables

@@ -12,7 +12,7 @@ from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Finish, Limits, Request, SamplingParams
 from chairlift.wire import Abort, Add, Drain, Refused, Step
-from chairlift.worker.loop import EngineLoop
+from chairlift.worker.loop import EngineLoop, Gate
 from fakes import VOCAB_SIZE, FakeExecutor, prompt
 
 TIMEOUT_S = 20.0
@@ -84,12 +84,13 @@ class Running:
         *,
         heartbeat_s: float = 60.0,
         policy: Policy | None = None,
+        gate: Gate | None = None,
         **limits: int,
     ) -> None:
         self.executor = executor or FakeExecutor(CacheShape(64, 4))
         self.engine = fake_engine(self.executor, policy=policy, **limits)
         self.emitted = Emitted()
-        self.loop = EngineLoop(self.engine, time.monotonic, self.emitted, heartbeat_s=heartbeat_s)
+        self.loop = EngineLoop(self.engine, time.monotonic, self.emitted, heartbeat_s=heartbeat_s, gate=gate)
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 

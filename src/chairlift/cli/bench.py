@@ -303,7 +303,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     rates = flags.numbers("--request-rate", arguments.request_rate)
     questions = _questions(arguments)
     loads = [(rate, flags.arrivals(arguments, rate)) for rate in rates]
-    command = [sys.executable, "-m", "chairlift.cli", "serve"]
+    command = [sys.executable, "-m", "chairlift", "serve"]
     command += [*([arguments.model_tag] if arguments.model_tag else []), *shlex.split(arguments.serve_args)]
     points: list[sweep.Point] = []
 

@@ -13,7 +13,7 @@ import chairlift
 from chairlift.cli import bench, calibrate, chat, generate, plan, replay, report, serve, simulate
 from chairlift.cli.config import environment_defaults, file_defaults
 from chairlift.cli.interrupt import EXIT_INTERRUPTED
-from chairlift.core.errors import ChairliftError
+from chairlift.core.errors import ChairliftError, EngineDead
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -22,7 +22,7 @@ EXIT_USAGE = 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 2 for what the user can mend, 130 after Ctrl-C.
 
-    What the system refuses (a full disk, memory) is one line and status 1.
+    What the system refuses (a full disk, memory) and an engine that dies are one line and status 1.
     """
     _prepare_streams()
     try:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(arguments)
     except ChairliftError as error:
         print(f"chairlift: {error}", file=sys.stderr)
-        return EXIT_USAGE
+        return EXIT_FAILED if isinstance(error, EngineDead) else EXIT_USAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+from chairlift.cli.embedding_flags import add_embedding_flags, embedding_options
 from chairlift.cli.journal_flags import add_journal_flags, journal_options
 from chairlift.cli.numbers import count
 from chairlift.cli.policy_flags import add_policy_flags, policy_options
@@ -77,6 +78,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
         "--num-threads", type=count, metavar="N", help="threads that compute (default: all cores of this process)"
     )
     group.add_argument("--seed", type=int, metavar="N", help="makes sampling without a seed in the request repeatable")
+    add_embedding_flags(parser)
     add_policy_flags(parser)
     add_journal_flags(parser)
 
@@ -126,6 +128,7 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         enable_prefix_caching=arguments.enable_prefix_caching,
         num_threads=arguments.num_threads,
         seed=arguments.seed,
+        **embedding_options(arguments),
         **policy_options(arguments),
         **journal_options(arguments),
     )

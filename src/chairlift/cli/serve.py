@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.cli.admission_flags import add_admission_flags, caps
+from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
@@ -37,6 +40,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "(better given as CHAIRLIFT_API_KEY: a command line can be read by others)",
     )
     group.add_argument(
+        "--api-key-file",
+        metavar="FILE",
+        help="YAML or JSON list of keys (or their SHA-256), each with the name, weight, limits and routes of who has "
+        "it; read again on SIGHUP",
+    )
+    group.add_argument(
+        "--metrics-api-key",
+        action="append",
+        metavar="KEY",
+        help="key that opens /metrics and nothing else, which API keys then do not; may be repeated (better given as "
+        "CHAIRLIFT_METRICS_API_KEY)",
+    )
+    group.add_argument(
         "--admin-api-key",
         action="append",
         metavar="KEY",
@@ -62,6 +78,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
     )
+    add_chat_flags(group)
     group.add_argument(
         "--allowed-host",
         action="append",
@@ -75,11 +92,32 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="SECONDS",
         help="how long a stopped server lets answers go on (default: %(default)s)",
     )
+    add_web_flags(parser)
+    group.add_argument(
+        "--engine-stall-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="an engine that says nothing for so long hangs and is replaced (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-engine-restarts",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often in ten minutes an engine that was lost is replaced; then the server ends with status 1, "
+        "and with 0 at once (default: %(default)s)",
+    )
     group.add_argument(
         "--enable-log-requests",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="one line for each request on standard error, without its content (default: on)",
+    )
+    group.add_argument(
+        "--usage-log",
+        metavar="FILE",
+        help="append a JSON line for each request: who asked, tokens, times, and nothing of what was said",
     )
     add_admission_flags(parser)
     add_config_flag(parser)
@@ -103,28 +141,48 @@ def chat_template(text: str) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until told to stop."""
     from chairlift.core.admission import AdmissionLimits
+    from chairlift.server.api_keys import read_api_keys
     from chairlift.server.options import ServerOptions
     from chairlift.server.run import serve
     from chairlift.server.served_text import load_served_text
     from chairlift.worker.options import worker_command
 
     engine = engine_options(arguments)
+    if arguments.api_key_file is not None:
+        weights = read_api_keys(arguments.api_key_file).weights
+        if weights and engine.scheduling_policy != "fair":
+            raise InvalidOption(f"{arguments.api_key_file}: a weight goes with --scheduling-policy fair")
+        engine = replace(engine, tenant_weights={**engine.tenant_weights, **weights})
     server = ServerOptions(
         host=arguments.host,
         port=arguments.port,
         api_keys=tuple(arguments.api_key or ()),
+        api_key_file=arguments.api_key_file,
         admin_api_keys=tuple(arguments.admin_api_key or ()),
+        metrics_api_keys=tuple(arguments.metrics_api_key or ()),
         keep_explanations=arguments.keep_explanations,
         served_model_names=tuple(arguments.served_model_name or ()),
         allowed_hosts=tuple(arguments.allowed_host or ()),
         shutdown_timeout_s=arguments.shutdown_timeout,
+        stall_timeout_s=arguments.engine_stall_timeout,
+        max_engine_restarts=arguments.max_engine_restarts,
         log_requests=arguments.enable_log_requests,
+        usage_log=arguments.usage_log,
+        **web_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
+        enable_per_request_metrics=arguments.enable_per_request_metrics,
         overload_status=arguments.overload_status,
         scheduling_policy=engine.scheduling_policy,
     )
 
     def load_text(model: str) -> ServedText:
-        return load_served_text(model, arguments.chat_template)
+        return load_served_text(
+            model,
+            arguments.chat_template,
+            tool_call_parser=arguments.tool_call_parser,
+            auto_tool_choice=arguments.enable_auto_tool_choice,
+            reasoning_parser=arguments.reasoning_parser,
+            template_kwargs=arguments.default_chat_template_kwargs,
+        )
 
-    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text)
+    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text, engine.embedding_model)

@@ -12,16 +12,19 @@ as soon as somebody waits in the engine, everybody who waits counts.
 A full queue must not keep out those who would be served before most of it: urgent requests behind a flood of background
 work, a modest user behind a greedy one. They may enter until the queue is a quarter over its caps. A modest tenant of a
 greedy principal may go half as far: whatever names a client makes up, the rest is for others.
+
+A principal may have caps of its own instead of those for everybody, and so many requests and tokens a minute.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from chairlift.core.allowances import Allowances, OwnLimits
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
 from chairlift.core.pace import Pace
 from chairlift.core.policy import OrderName
@@ -44,8 +47,15 @@ class RefusalReason(StrEnum):
     MAX_NUM_QUEUED_REQS_PER_PRINCIPAL = "max_num_queued_reqs_per_principal"
     MAX_NUM_QUEUED_TOKENS_PER_PRINCIPAL = "max_num_queued_tokens_per_principal"
     MAX_NUM_REQS_PER_PRINCIPAL = "max_num_reqs_per_principal"
+    MAX_REQS_PER_MINUTE = "max_reqs_per_minute"
+    MAX_TOKENS_PER_MINUTE = "max_tokens_per_minute"
+    """Of a principal that has such limits."""
     DEADLINE = "deadline"
     """By the estimate, its deadline passes before it gets a slot."""
+
+
+RATES = frozenset((RefusalReason.MAX_REQS_PER_MINUTE, RefusalReason.MAX_TOKENS_PER_MINUTE))
+"""Refusals that are about who asks, not about how much is going on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +94,10 @@ class Admission:
         self, limits: AdmissionLimits | None = None, *, max_num_seqs: int = 0, policy: OrderName = "fcfs"
     ) -> None:
         self.limits = limits if limits is not None else AdmissionLimits()
+        self._own_limits: Mapping[str, OwnLimits] = {}
+        self._limits_of: dict[str, AdmissionLimits] = {}
+        """Of principals that have some of their own; made when first needed."""
+        self._allowances = Allowances()
         self._policy = policy
         self._max_num_seqs = max_num_seqs
         self._pace = Pace(max_num_seqs)
@@ -128,6 +142,13 @@ class Admission:
     def set_limits(self, limits: AdmissionLimits) -> None:
         """Caps for what comes from now on; nobody who is in is put out."""
         self.limits = limits
+        self._limits_of = {}
+
+    def set_own_limits(self, own_limits: Mapping[str, OwnLimits]) -> None:
+        """Limits of single principals, by name, from now on; they go before those for everybody."""
+        self._own_limits = own_limits
+        self._limits_of = {}
+        self._allowances.set_limits(own_limits)
 
     # ------------------------------------------------------------ in
 
@@ -161,6 +182,7 @@ class Admission:
             return []
         deadline = min(_or_never(ttft_deadline), _or_never(e2e_deadline))
         who, key = (principal, tenant), self._key(priority, deadline)
+        self._check_rates(principal, sum(nums_tokens), now)
         self._check_caps(who, n, nums_tokens, key)
         if deadline < math.inf:
             wait_s = self._wait_s(who, n, key)
@@ -172,6 +194,7 @@ class Admission:
                     RefusalReason.DEADLINE,
                     wait_s,
                 )
+        self._allowances.enter(principal, sum(nums_tokens), now)
         own = self._principals.setdefault(principal, Tally())
         if who not in self._tenants:
             self._tenants[who] = Tally()
@@ -190,6 +213,7 @@ class Admission:
 
     def tokenised(self, ticket: Ticket, num_tokens: int) -> None:
         """The prompt has so many tokens: the count is put right, and nobody is refused for it any more."""
+        self._allowances.correct(ticket.principal, num_tokens - ticket.num_tokens)
         if ticket.place is Place.QUEUED:
             tallies = self._tallies(ticket)
             for tally in tallies:
@@ -239,20 +263,46 @@ class Admission:
         for tally in self._tallies(ticket):
             tally.queue(ticket, -1)
 
+    def spent(self, principal: str, num_tokens: int, now: float) -> None:
+        """So many tokens were generated for `principal`, whose prompts were counted when they entered."""
+        self._allowances.spend(principal, num_tokens, now)
+
     # ------------------------------------------------------------ deciding
 
     def _key(self, priority: int, deadline: float) -> Key:
         return (priority, deadline if self._policy == "deadline" else 0.0, self._serial)
 
+    def _check_rates(self, principal: str, num_tokens: int, now: float) -> None:
+        reqs_s, tokens_s = self._allowances.wait_s(principal, num_tokens, now)
+        wait_s = max(reqs_s, tokens_s)
+        if wait_s:
+            what = "requests" if reqs_s == wait_s else "tokens"
+            raise Overloaded(
+                f"Refused for now: your {what} of this minute are used up. Estimated wait: about "
+                f"{max(0.1, wait_s):.1f} s.",
+                RefusalReason.MAX_REQS_PER_MINUTE if reqs_s == wait_s else RefusalReason.MAX_TOKENS_PER_MINUTE,
+                wait_s,
+            )
+
+    def _limits_for(self, principal: str) -> AdmissionLimits:
+        """The caps that hold for a principal: its own where it has any."""
+        own = self._own_limits.get(principal)
+        if own is None:
+            return self.limits
+        if principal not in self._limits_of:
+            self._limits_of[principal] = replace(self.limits, **own.caps())
+        return self._limits_of[principal]
+
     def _check_caps(self, who: Who, n: int, nums_tokens: Sequence[int], key: Key) -> None:
-        own = self._principals.get(who[0], self._nobody)
-        over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free)
+        own, limits = self._principals.get(who[0], self._nobody), self._limits_for(who[0])
+        over = self._overrun(limits, own, self._all, n, nums_tokens, self._pace.num_free)
         if over is not None and (over_share := self._over_share(who, key)):
-            over = self._overrun(own, self._all, n, nums_tokens, self._pace.num_free, over_share)
+            over = self._overrun(limits, own, self._all, n, nums_tokens, self._pace.num_free, over_share)
         if over is None:
             return
         reason, used, asked, cap = over
-        if (alone := self._overrun(self._nobody, self._nobody, n, nums_tokens, self._max_num_seqs)) is not None:
+        alone = self._overrun(limits, self._nobody, self._nobody, n, nums_tokens, self._max_num_seqs)
+        if alone is not None:
             raise NeverFits(f"the request asks for {alone[2]} where {alone[0]} is {alone[3]}", _PARAMS[alone[0]])
         if reason is RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL:
             wait_s = None if self._pace.service_s is None else self._pace.service_s / used
@@ -264,6 +314,7 @@ class Admission:
 
     def _overrun(
         self,
+        limits: AdmissionLimits,
         own: Tally,
         everybody: Tally,
         n: int,
@@ -272,7 +323,6 @@ class Admission:
         over_share: float = 0.0,
     ) -> tuple[RefusalReason, int, int, int] | None:
         """The first cap that would be exceeded, those on the queue by more than `over_share`: used, asked and cap."""
-        limits = self.limits
         cap = limits.max_num_reqs_per_principal
         num_seqs = n * len(nums_tokens)
         if cap is not None and own.num_live + num_seqs > cap:

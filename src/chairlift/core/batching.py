@@ -9,6 +9,11 @@ from chairlift.core.policy import DYNAMIC_WAIT_S, Policy
 
 class Batching(Protocol):
     @property
+    def gathers(self) -> bool:
+        """Whether those who wait join together: once a batch of them is full or due, and none is being computed."""
+        ...
+
+    @property
     def holds(self) -> bool:
         """Whether a batch runs to the end of its longest member: what ended stays as a filler, and nobody joins."""
         ...
@@ -29,6 +34,7 @@ class Continuous:
     """
 
     __slots__ = ()
+    gathers = False
     holds = False
 
     def opens_at(self, oldest: float) -> float | None:
@@ -38,17 +44,19 @@ class Continuous:
         return max(0, max_num_seqs - num_running)
 
 
-class Held:
+class Gathered:
     """A batch at a time: static without `wait_s`, dynamic with it.
 
-    Nobody joins before the last batch is over, and then only when the next one is full or due.
+    Nobody joins before the last batch is over, and then only when the next one is full or due. A batch of single passes
+    is over after one step, and there is nothing to hold.
     """
 
-    __slots__ = ("_wait_s",)
-    holds = True
+    __slots__ = ("_wait_s", "holds")
+    gathers = True
 
-    def __init__(self, wait_s: float | None) -> None:
+    def __init__(self, wait_s: float | None, *, holds: bool) -> None:
         self._wait_s = wait_s
+        self.holds = holds
 
     def opens_at(self, oldest: float) -> float | None:
         return None if self._wait_s is None else oldest + self._wait_s
@@ -61,6 +69,7 @@ def make_batching(policy: Policy) -> Batching:
     """The batching that a policy names."""
     if policy.batching == "continuous":
         return Continuous()
-    if policy.batching == "dynamic" and policy.max_batch_wait_s is None:
-        return Held(DYNAMIC_WAIT_S)
-    return Held(policy.max_batch_wait_s)
+    wait_s = policy.max_batch_wait_s
+    if policy.batching == "dynamic" and wait_s is None:
+        wait_s = DYNAMIC_WAIT_S
+    return Gathered(wait_s, holds=not policy.single_pass)

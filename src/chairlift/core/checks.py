@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence as Seq
 
 from chairlift.core.errors import InvalidRequest, NeverFits
-from chairlift.core.types import BlockKeys, Request
+from chairlift.core.types import BlockKeys, PoolingParams, Request
 
 ANY_TOKEN = 1 << 32
 """Size of a vocabulary of all numbers that the prefix index can tell apart."""
@@ -19,12 +19,14 @@ def check_request(
 
     Raises:
         InvalidRequest: an empty prompt, a token id outside the vocabulary, a minimum length that no token may fill, or
-            keys that this engine cannot go by.
+            keys that this engine cannot go by, or a single pass with more than one answer.
         NeverFits: a prompt that leaves no room for a token of output, or more choices than there are slots.
     """
     if not request.prompt:
         raise InvalidRequest("the prompt is empty", "prompt")
-    if len(request.prompt) >= max_model_len:
+    if request.pooling is not None:
+        _check_pooled(request, request.pooling, max_model_len)
+    elif len(request.prompt) >= max_model_len:
         raise NeverFits(
             f"the prompt has {len(request.prompt)} tokens; at most {max_model_len - 1} fit into the context of "
             f"{max_model_len} with at least one token of output",
@@ -72,6 +74,15 @@ def _check_keys(given: BlockKeys, num_prompt: int, block_size: int | None) -> No
         array("Q", given.keys)
     except (OverflowError, TypeError):
         raise InvalidRequest("a key for a block must be an integer from 0 to below 2^64", "block_keys") from None
+
+
+def _check_pooled(request: Request, pooling: PoolingParams, max_model_len: int) -> None:
+    if len(request.prompt) > max_model_len:
+        raise NeverFits(f"the text has {len(request.prompt)} tokens; at most {max_model_len} can be read", "input")
+    if request.n != 1:
+        raise InvalidRequest("n must be 1: a single pass gives one vector", "n")
+    if not 0 <= pooling.num_first <= len(request.prompt):
+        raise InvalidRequest("the first of two texts must lie inside the prompt", "num_first")
 
 
 def _leaves(ids: Seq[int], vocab_size: int) -> bool:

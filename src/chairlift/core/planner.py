@@ -189,8 +189,10 @@ class Planner:
             self._announce(plan, sequence)
         for _ in range(num_missing):
             self._reserve(plan, sequence)
-        samples = start + count == len(sequence.tokens)
-        plan.chunks.append(Chunk(sequence.slot, start, count, samples, scores=sequence.wants_scores))
+        ends, pools = start + count == len(sequence.tokens), sequence.request.pooling is not None
+        plan.chunks.append(
+            Chunk(sequence.slot, start, count, ends and not pools, sequence.wants_scores, ends and pools)
+        )
         plan.num_chunk_tokens += count
         plan.num_chunk_pairs += count * start + count * (count + 1) // 2
         self.chunked.append(sequence)
@@ -234,7 +236,7 @@ class Planner:
         One that cannot is set aside, so that others may pass it, but not more than `max_bypass` times in all. The
         members of a held batch join all at once, and get their first chunks as the budget allows.
         """
-        waiting, holds = self._waiting, self.batching.holds
+        waiting = self._waiting
         if before is not None and not self._goes_before(waiting.peek(now), before):
             return budget
         if self.blocked_by is WaitReason.BLOCKS and not self.may_join and self.join_rule is None:
@@ -243,7 +245,7 @@ class Planner:
         self.set_aside, self.blocked_by = [], None
         room = self._room(now)
         if room <= 0:
-            self.blocked_by = WaitReason.BATCH if holds else WaitReason.SLOTS
+            self.blocked_by = WaitReason.BATCH if self.batching.gathers else WaitReason.SLOTS
             return budget
         promised = sum(self._num_needed(s) - len(s.blocks) for s in self._running.prefilling)
         while (sequence := waiting.peek(now)) is not None:
@@ -291,12 +293,17 @@ class Planner:
         """How many sequences may join in this step."""
         running = self._running
         is_due = self.closed
-        if self.batching.holds and not running.num_taken and self._waiting:
+        if self.batching.gathers and not running.num_taken and self._waiting:
             # Whoever came first has waited longest, and that may not be the one who is next.
             self.opens_at = self.batching.opens_at(min(s.request.arrival for s in self._waiting))
-            is_due = is_due or (self.opens_at is not None and now >= self.opens_at)
+            is_due = is_due or (self.opens_at is not None and now >= self.opens_at) or self._fills_step()
         room = self.batching.room(running.num_taken, self.max_num_seqs, self._waiting.num_seqs, is_due)
         return min(room, len(running.free_slots))
+
+    def _fills_step(self) -> bool:
+        """Whether single passes that wait have as many tokens as a step takes: no more of them would join."""
+        most = self.limits.max_num_batched_tokens
+        return self.policy.single_pass and sum(s.num_prompt for s in self._waiting) >= most
 
     def _obstacle(
         self, plan: StepPlan, sequence: Sequence, matched: list[int], num_blocks: int, room: int, budget: int

@@ -57,6 +57,11 @@ class Policy:
     """Time to first token to hold by steering the prefill budget; 0: none."""
     max_step_s: float = 0.0
     """Longest step to plan for, as predicted from the steps so far; 0: no such bound."""
+    single_pass: bool = False
+    """Every sequence is pooled: it is computed whole, in one step, and ends with it."""
+    length_window_s: float = 0.0
+    """Of those who came within such a window of time the shorter go first, so that neighbours in a batch have similar
+    lengths; 0: order of arrival."""
 
     def __post_init__(self) -> None:
         for name, kind in (
@@ -75,6 +80,7 @@ class Policy:
             "output_token_weight",
             "long_prefill_token_threshold",
             "max_bypass",
+            "length_window_s",
         ):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise InvalidOption(f"{name} must be at least 0")
@@ -86,6 +92,8 @@ class Policy:
             raise InvalidOption("max_batch_wait is for static and dynamic batching: continuous batching never waits")
         if self.batching != "continuous" and self.prefill_first:
             raise InvalidOption("prefill_first is for continuous batching")
+        if self.single_pass and self.enable_chunked_prefill:
+            raise InvalidOption("a single pass is computed whole: it goes without chunked prefill")
         if any(not 0 < weight < float("inf") for weight in self.weights.values()):
             raise InvalidOption("a weight must be above 0 and finite")
 

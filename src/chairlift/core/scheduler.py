@@ -145,9 +145,9 @@ class Scheduler:
             vocab_size=self._vocab_size,
             keyed_block_size=self.kv.block_size if self.takes_block_keys else None,
         )
-        end = self.max_model_len
-        if request.params.max_tokens is not None:
-            end = min(end, len(request.prompt) + request.params.max_tokens)
+        if (request.pooling is not None) is not self.policy.single_pass:
+            raise InvalidRequest("this model generates" if request.pooling else "this model generates no text", "model")
+        end = self._longest(request)
         self._check_size(request, end)
         self._serial += 1
         order = (request.priority, self._place(request), self._serial)
@@ -173,13 +173,19 @@ class Scheduler:
         self._waiting.push(lead, request.arrival)
         self._planner.may_join = True
 
+    def _longest(self, request: Request) -> int:
+        """Most tokens that a sequence of the request may come to, prompt included."""
+        if request.pooling is not None:
+            return len(request.prompt)
+        max_tokens = request.params.max_tokens
+        return self.max_model_len if max_tokens is None else min(self.max_model_len, len(request.prompt) + max_tokens)
+
     def _check_size(self, request: Request, end: int) -> None:
         """What these policies can never serve."""
         num_prompt, most = len(request.prompt), self.limits.max_num_batched_tokens
         if not self.policy.enable_chunked_prefill and num_prompt > most:
-            raise NeverFits(
-                f"the prompt has {num_prompt} tokens, and without chunked prefill a step takes at most {most}", "prompt"
-            )
+            why = "a text is read in one step, which" if request.pooling else "without chunked prefill a step"
+            raise NeverFits(f"the prompt has {num_prompt} tokens, and {why} takes at most {most}", "prompt")
         if self._planner.reserves_max and request.n > 1:
             num_shared = (num_prompt - 1) // self.kv.block_size
             num_blocks = num_shared + request.n * (self.kv.num_blocks_for(end) - num_shared)
@@ -194,9 +200,13 @@ class Scheduler:
         """Where a request stands among those of its priority: its arrival, or its deadline where deadlines rule.
 
         One without a deadline stands where it would with a deadline of one ageing period; without ageing, behind all.
+        With a window of lengths, arrivals are as good as equal inside it, and lengths decide.
         """
         if self.policy.scheduling_policy != "deadline":
-            return request.arrival
+            window_s = self.policy.length_window_s
+            if not window_s:
+                return request.arrival
+            return (request.arrival // window_s + len(request.prompt) / (self.max_model_len + 1)) * window_s
         deadlines = [when for when in (request.ttft_deadline, request.e2e_deadline) if when is not None]
         return min(deadlines, default=request.arrival + (self.policy.priority_ageing_s or NEVER_S))
 
@@ -348,8 +358,8 @@ class Scheduler:
         return output
 
     def check_result(self, plan: StepPlan, result: StepResult) -> str | None:
-        """What makes a result unusable as a whole, None if nothing does; tokens outside the vocabulary become errors of
-        their rows."""
+        """What makes a result unusable as a whole, None if nothing does; tokens outside the vocabulary and vectors that
+        are not there become errors of their rows."""
         tokens = result.tokens
         if len(tokens) != plan.num_samples:
             return f"the executor gave {len(tokens)} tokens for {plan.num_samples} rows"
@@ -358,6 +368,10 @@ class Scheduler:
             for slot, token in zip(slots, tokens, strict=True):
                 if not 0 <= token < self._vocab_size:
                     result.errors.setdefault(slot, "the sampled token is outside the vocabulary")
+        if self.policy.single_pass:
+            for chunk in plan.chunks:
+                if chunk.slot not in result.vectors:
+                    result.errors.setdefault(chunk.slot, "the executor gave no vector")
         return None
 
     def fail(self, message: str, now: float) -> StepOutput:
@@ -428,6 +442,10 @@ class Scheduler:
             self.kv.publish(sequence, sequence.computed)
             if chunk.scores:
                 self._commit_scores(chunk, sequence, result, output)
+            if chunk.pools:
+                if chunk.slot in result.vectors:  # a replay has none: no decision depends on it
+                    output.vectors[sequence.request.id] = result.vectors[chunk.slot]
+                self._end(sequence, output, now, FinishReason.STOP)
             if token is None:
                 continue
             self._fork(sequence)

@@ -24,7 +24,7 @@ from math import isfinite
 from operator import attrgetter
 from typing import Any
 
-from chairlift.core.batching import Continuous, Held
+from chairlift.core.batching import Continuous, Gathered
 from chairlift.core.blocks import BlockPool
 from chairlift.core.controller import Controller
 from chairlift.core.deadlines import Deadlines
@@ -64,7 +64,7 @@ CLASSES: tuple[type, ...] = (
     Decisions,
     Fair,
     Finish,
-    Held,
+    Gathered,
     KVCache,
     Limits,
     Planner,

@@ -12,9 +12,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 from numbers import Integral, Real
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from chairlift.core.errors import InvalidRequest
+from chairlift.core.structured import StructuredOutputs, structured_outputs
 
 MAX_LOGPROBS = 20
 """Most alternatives per token that a request may ask for."""
@@ -28,8 +29,11 @@ class SamplingParams:
     chosen token's log-probability and the k best. Log-probabilities are those of the model's own distribution:
     before penalties, bias and temperature.
 
-    Callers may give any list for a tuple, one text for `stop`, a mapping for `logit_bias`, and numbers of any kind:
-    they are kept as declared here.
+    `structured_outputs` is the form that the answer must have: each token is chosen among those that lead to such a
+    text, and the answer may end only where it is one.
+
+    Callers may give any list for a tuple, one text for `stop`, a mapping for `logit_bias` and `structured_outputs`, and
+    numbers of any kind: they are kept as declared here.
 
     Raises:
         InvalidRequest: a number out of range or not finite, or a value of another type.
@@ -53,6 +57,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def __post_init__(self) -> None:
         self._integer("max_tokens", 1, none=True)
@@ -79,6 +84,7 @@ class SamplingParams:
             if not self.allowed_token_ids:
                 raise InvalidRequest("allowed_token_ids must not be empty", "allowed_token_ids")
         self._set("stop", _stops(self.stop))
+        self._set("structured_outputs", structured_outputs(self.structured_outputs))
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -147,6 +153,27 @@ def _items(name: str, value: object) -> tuple[Any, ...]:
     return tuple(value)
 
 
+NO_SAMPLING = SamplingParams(max_tokens=1)
+"""Of requests that are pooled: nothing is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """What one pass over a sequence is to give, where no token is sampled: a vector, made of its tokens' states.
+
+    `task` is what the vector is: an embedding, or what a classifier says of each of its labels, before and after what
+    makes probabilities of them (`activate`). `normalize` scales an embedding to length 1, `dimensions` keeps its first
+    numbers; None is what the model does. `num_first` leading tokens are a first text, the others a second one; 0: there
+    is no second one.
+    """
+
+    task: Literal["embed", "classify"] = "embed"
+    normalize: bool | None = None
+    dimensions: int | None = None
+    activate: bool = True
+    num_first: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BlockKeys:
     """Numbers that stand for the leading blocks of a prompt, from a source that knows which prompts begin alike.
@@ -183,6 +210,8 @@ class Request:
     `block_keys` spare a scheduler that computes nothing the tokens: it finds those blocks by their keys and never reads
     what they stand for. One that was not made for them refuses them, as every engine with a device does. Between equal
     salts only are keys equal, and never are they taken for a block that came as tokens.
+
+    With `pooling` it ends when all its tokens are computed, in one step: it gives a vector and no token.
     """
 
     id: int
@@ -198,6 +227,7 @@ class Request:
     ttft_deadline: float | None = None
     e2e_deadline: float | None = None
     block_keys: BlockKeys | None = None
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -254,7 +284,8 @@ class Chunk:
     preemption, never of both.
 
     `samples`: the chunk reaches the last known token, so a token is sampled after it. `scores`: the
-    log-probabilities of the prompt tokens at positions start + 1 .. start + count are wanted as well.
+    log-probabilities of the prompt tokens at positions start + 1 .. start + count are wanted as well. `pools`: these
+    are all tokens of a single pass, which ends with them and gives a vector.
 
         known tokens    |----------------------------|
         computed        |--------|
@@ -266,6 +297,7 @@ class Chunk:
     count: int
     samples: bool
     scores: bool = False
+    pools: bool = False
 
 
 @dataclass(slots=True)
@@ -332,6 +364,8 @@ class StepResult:
     """By slot, for chunks with `scores`: one entry per scored position, in order."""
     errors: dict[int, str] = field(default_factory=dict)
     """By slot: why this row, and only this row, failed."""
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """By slot, for chunks with `pools`: float32 numbers, little-endian."""
 
 
 # ---------------------------------------------------------------- what comes back
@@ -462,3 +496,5 @@ class StepOutput:
     joined: list[int] = field(default_factory=list)
     """Requests whose first sequence joined for the first time in this step."""
     finishes: list[Finish] = field(default_factory=list)
+    vectors: dict[int, bytes] = field(default_factory=dict)
+    """By request, what single passes gave: float32 numbers, little-endian."""

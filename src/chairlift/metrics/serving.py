@@ -39,8 +39,10 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class ServingMetrics:
     """Counters, gauges and histograms of one engine behind one HTTP server; no process globals."""
 
-    def __init__(self, model_name: str, max_model_len: int, num_blocks: int, block_size: int) -> None:
-        self._labels = {"model_name": model_name, "engine": "0"}
+    def __init__(
+        self, model_name: str, max_model_len: int, num_blocks: int, block_size: int, engine: str = "0"
+    ) -> None:
+        self._labels = {"model_name": model_name, "engine": engine}
         self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
         self._num_blocks = num_blocks
 
@@ -52,6 +54,9 @@ class ServingMetrics:
         self.num_deadlines_exceeded = {"ttft": 0, "e2e": 0}
         self.num_disconnects = 0
         self.num_slow_readers = 0
+        self.num_engine_restarts = 0
+        self.num_usage_records_lost = 0
+        self.is_engine_up = True
         self.num_rejections = dict.fromkeys(RefusalReason, 0)
         self._responses: dict[tuple[str, int], int] = {}
 
@@ -137,7 +142,15 @@ class ServingMetrics:
 
     def on_engine_dead(self) -> None:
         """Nothing runs, waits or holds blocks any longer."""
+        self.is_engine_up = False
         self.stats = replace(self.stats, num_running=0, num_waiting=0, num_used_blocks=0, waiting_by_reason={})
+
+    def on_engine_back(self, num_blocks: int, block_size: int) -> None:
+        """Another engine takes the place of the one that died; its cache may have another size."""
+        self.is_engine_up = True
+        self.num_engine_restarts += 1
+        self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
+        self._num_blocks = num_blocks
 
     # ------------------------------------------------------------ telling
 
@@ -164,6 +177,11 @@ class ServingMetrics:
             ("vllm:num_requests_running", "Sequences that hold a slot.", stats.num_running),
             ("vllm:num_requests_waiting", "Sequences that wait for a slot or for blocks.", stats.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use, 0 to 1.", usage),
+            (
+                "chairlift:engine_up",
+                "Whether the engine runs: 1, or 0 while another one is started.",
+                self.is_engine_up,
+            ),
             ("chairlift:max_num_seqs", "Most sequences computed at once, as in force.", stats.max_num_seqs),
             ("chairlift:max_num_batched_tokens", "Most tokens of a step, as in force.", stats.max_num_batched_tokens),
             (
@@ -197,6 +215,12 @@ class ServingMetrics:
             ("vllm:prompt_tokens", "Prompt tokens of requests whose first token came.", self.num_prompt_tokens),
             ("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens),
             ("chairlift:steps", "Steps that computed something.", self.step_tokens.count),
+            ("chairlift:engine_restarts", "Times a lost engine was replaced.", self.num_engine_restarts),
+            (
+                "chairlift:usage_records_lost",
+                "Requests that are missing in the usage log.",
+                self.num_usage_records_lost,
+            ),
             ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):

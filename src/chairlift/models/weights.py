@@ -48,12 +48,12 @@ def weights_from_gguf(family: Family, config: ModelConfig, stored: Mapping[str, 
     for name, layer, weight in family.weights_of(config):
         key = weight.gguf.format(i=layer)
         used.add(key)
-        tensor = _bound(name, key, stored, shape_of(weight, config), where)
+        tensor = bound(name, key, stored, shape_of(weight, config), where)
         if weight.gguf_rotary:
             rows = tensor.rows if tensor.rows > 1 else tensor.cols
             tensor = replace(tensor, interleaved_heads=rows // config.head_size)
         tensors[name] = tensor
-    _refuse_unexpected((key for key in stored if key not in used), where)
+    refuse_unexpected((key for key in stored if key not in used), where)
     return Weights(tensors)
 
 
@@ -68,14 +68,19 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     for name, layer, weight in family.weights_of(config):
         key = weight.hf.format(i=layer)
         used.add(key)
-        tensors[name] = _bound(name, key, stored, shape_of(weight, config), where)
+        tensors[name] = bound(name, key, stored, shape_of(weight, config), where)
     if config.tie_embeddings:
         used.update(weight.hf for weight in family.weights if weight.when == "own_head")
-    _refuse_unexpected((key for key in stored if key not in used and not key.endswith(family.hf_ignored)), where)
+    refuse_unexpected((key for key in stored if key not in used and not key.endswith(family.hf_ignored)), where)
     return Weights(tensors)
 
 
-def _bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
+def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
+    """The stored tensor `key` under its canonical name.
+
+    Raises:
+        InvalidModel: it is missing, or of another shape.
+    """
     tensor = stored.get(key)
     if tensor is None:
         raise InvalidModel(f"{where}: tensor {key} is missing")
@@ -86,7 +91,7 @@ def _bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, 
     return replace(tensor, name=name)
 
 
-def _refuse_unexpected(keys: Iterable[str], where: str) -> None:
+def refuse_unexpected(keys: Iterable[str], where: str) -> None:
     """A tensor nobody asked for means that the model computes something which we would leave out."""
     for key in keys:
         raise InvalidModel(f"{where}: unexpected tensor {shown(key)}: the model is not what its config says")

@@ -13,6 +13,7 @@ from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import Request, SamplingParams, TokenLogprob
 from chairlift.sampling.draw import Draw
 from chairlift.sampling.logprobs import token_logprob
+from chairlift.sampling.masks import ConstraintFactory, Masks
 from chairlift.sampling.patch import Patch
 from chairlift.sampling.randomness import seeded_stream, uniforms, unseeded_stream
 
@@ -46,11 +47,24 @@ class Sampler:
     a function of its seed (or, without one, of `entropy` and its request's id), its choice and the number of tokens
     generated; the only state that a draw leaves is that number and the tokens which penalties count.
 
+    A request with `structured_outputs` has a constraint, made by `constraints`: what it does not allow is masked before
+    anything else, and a row that is left with nothing fails alone. `prepare` makes the masks of the next draw, which
+    may be done while the logits are computed.
+
     `entropy` is fresh unless given: two samplers with equal entropy sample equal requests alike.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, *, entropy: bytes | None = None) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        *,
+        entropy: bytes | None = None,
+        constraints: ConstraintFactory | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._constraints = constraints
+        self._masks = Masks(num_slots, vocab_size)
         self._entropy = secrets.token_bytes(32) if entropy is None else entropy
         self._plain = np.zeros(num_slots, np.bool_)
         self._num_output = np.zeros(num_slots, np.int64)
@@ -69,6 +83,8 @@ class Sampler:
         patch, refused = None, None
         try:
             patch = Patch(request, tokens, self._vocab_size)
+            if params.structured_outputs is not None:
+                self._constrain(slot, request, tokens)
         except InvalidRequest as error:
             refused = str(error)
         self._num_output[slot] = len(tokens) - len(request.prompt)
@@ -84,10 +100,21 @@ class Sampler:
             params.temperature < GREEDY_BELOW and patch is None and refused is None and params.logprobs is None
         )
 
+    def _constrain(self, slot: int, request: Request, tokens: list[int]) -> None:
+        if self._constraints is None:
+            raise InvalidRequest("structured outputs are not available here", "structured_outputs")
+        self._masks.join(slot, self._constraints(request, tokens[len(request.prompt) :]))
+
     def leave(self, slot: int) -> None:
         """The sequence in a slot is gone."""
         self._rows[slot] = None
         self._plain[slot] = False
+        self._masks.leave(slot)
+
+    def prepare(self, slots: NDArray[np.integer] | list[int]) -> None:
+        """Do now what the next `sample` of these slots can do without their logits."""
+        if self._masks.has_rows:
+            self._masks.prepare(np.asarray(slots).tolist())
 
     def sample(
         self,
@@ -109,7 +136,13 @@ class Sampler:
         peaks = logits[np.arange(len(slots)), best]
         sampled = Sampled(best.tolist())
         finite = np.isfinite(peaks)
-        special = (~(self._plain[slots] & finite)).nonzero()[0]
+        plain = self._plain[slots] & finite
+        masked = None
+        if self._masks.has_rows:
+            self.prepare(slots)
+            masked = self._masks.rows[slots]
+            plain &= ~masked | self._masks.allow(slots, best)
+        special = (~plain).nonzero()[0]
         if len(special):
             chosen = slots[special]
             numbers = uniforms(self._key_low[chosen], self._key_high[chosen], self._num_output[chosen]).tolist()
@@ -117,6 +150,10 @@ class Sampler:
                 for i, uniform in zip(special.tolist(), numbers, strict=True):
                     lse = None if logsumexp is None else float(logsumexp[i])
                     self._sample_row(sampled, i, int(slots[i]), logits[i], float(peaks[i]), lse, uniform)
+        if masked is not None:
+            for i in masked.nonzero()[0].tolist():
+                if sampled.tokens[i] >= 0:
+                    self._masks.push(int(slots[i]), sampled.tokens[i])
         self._num_output[slots] += 1
         return sampled
 
@@ -134,12 +171,17 @@ class Sampler:
         state = self._rows[slot]
         if state is None:
             raise ValueError(f"slot {slot} was sampled but nothing joined it")
-        error = state.refused or _fault(peak)
+        error = state.refused or _fault(peak) or self._masks.error(slot)
         params, token, row = state.params, sampled.tokens[i], logits
-        if error is None and state.patch is not None:
+        is_masked = bool(self._masks.rows[slot])
+        if error is None and (is_masked or state.patch is not None):
             row = self._scratch
-            np.copyto(row, logits)
-            state.patch.apply(row, int(self._num_output[slot]))
+            if is_masked:
+                self._masks.copy_allowed(slot, logits, row)
+            else:
+                np.copyto(row, logits)
+            if state.patch is not None:
+                state.patch.apply(row, int(self._num_output[slot]))
             token = int(row.argmax())
             peak = float(row[token])
             error = _fault(peak)

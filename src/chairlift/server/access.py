@@ -1,4 +1,4 @@
-"""Who may ask: API keys, admin keys, and for a server without keys the names under which it may be addressed.
+"""Who may ask: API keys, keys of the owner, and for a server without keys the names under which it may be addressed.
 
 A server on the loopback address without a key is still reachable by every web page that its user opens: by a request
 to 127.0.0.1 (which carries a foreign `Origin`) or by a name of the page's own that resolves to it (a foreign `Host`).
@@ -6,18 +6,23 @@ to 127.0.0.1 (which carries a foreign `Origin`) or by a name of the page's own t
 
 from __future__ import annotations
 
-import hashlib
 import hmac
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
+from chairlift.server.api_keys import key_digest, plain_principals
 from chairlift.server.errors import ApiError
+from chairlift.server.identity import ANYBODY, Principal
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANY = "*"
 
 
 class Access:
-    """Decides on headers alone, before a body is read."""
+    """Decides on headers alone, before a body is read.
+
+    `principals` are those of a key file, by the digest of a key; they come to those of `api_keys`, and may be replaced.
+    """
 
     def __init__(
         self,
@@ -25,24 +30,38 @@ class Access:
         host: str,
         allowed_hosts: tuple[str, ...],
         admin_api_keys: tuple[str, ...] = (),
+        metrics_api_keys: tuple[str, ...] = (),
+        principals: Mapping[bytes, Principal] | None = None,
     ) -> None:
-        self._digests = [_digest(key.encode()) for key in api_keys]
-        self._admin_digests = [_digest(key.encode()) for key in admin_api_keys]
+        self._plain = plain_principals(api_keys)
+        self._admin_digests = tuple(plain_principals(admin_api_keys))
+        self._metrics_digests = tuple(plain_principals(metrics_api_keys))
         self._names = _LOOPBACK_NAMES | {host.lower()} | {name.lower() for name in allowed_hosts}
         self._any_name = _ANY in allowed_hosts
+        self._principals: dict[bytes, Principal] = {}
+        self.set_principals(principals or {})
 
-    def principal(self, headers: dict[bytes, bytes]) -> bytes:
-        """Who asks: the digest of the key, or nothing if no keys are wanted. Prefix caches are separated by it.
+    def set_principals(self, principals: Mapping[bytes, Principal]) -> None:
+        """Who else has keys, from the next request on."""
+        self._principals = {**principals, **self._plain}
+
+    @property
+    def wants_keys(self) -> bool:
+        """Nobody is served without one."""
+        return bool(self._principals)
+
+    def principal(self, headers: Mapping[bytes, bytes]) -> Principal:
+        """Who asks.
 
         Raises:
             ApiError: 401 without one of the keys; 403 for a foreign origin or host.
         """
-        if not self._digests:
+        if not self._principals:
             self._check_names(headers)
-            return b""
-        return _checked(headers, self._digests, "API key")
+            return ANYBODY
+        return self._principals[_checked(headers, self._principals, "API key")]
 
-    def check_admin(self, headers: dict[bytes, bytes]) -> None:
+    def check_admin(self, headers: Mapping[bytes, bytes]) -> None:
         """Only an admin key opens what is the owner's alone, and opens nothing else.
 
         Raises:
@@ -50,7 +69,18 @@ class Access:
         """
         _checked(headers, self._admin_digests, "admin API key")
 
-    def _check_names(self, headers: dict[bytes, bytes]) -> None:
+    def check_metrics(self, headers: Mapping[bytes, bytes]) -> None:
+        """Metrics tell of everybody's traffic: if there are keys for them, those open them and no others.
+
+        Raises:
+            ApiError: as from `principal`, or 401 without one of the metrics keys.
+        """
+        if self._metrics_digests:
+            _checked(headers, self._metrics_digests, "metrics API key")
+        else:
+            self.principal(headers)
+
+    def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
         if self._any_name:
             return
         host = headers.get(b"host")
@@ -61,10 +91,12 @@ class Access:
             raise ApiError(403, "This Origin is not served without an API key.", code="origin_not_allowed")
 
 
-def _checked(headers: dict[bytes, bytes], digests: list[bytes], what: str) -> bytes:
-    """The digest of the key that was sent, if it is one of `digests`."""
+def _checked(headers: Mapping[bytes, bytes], digests: Iterable[bytes], what: str) -> bytes:
+    """The digest of the key that was sent, if it is one of `digests`. Clients of Anthropic's API name it otherwise."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    given = _digest(key.strip())
+    if not scheme:
+        scheme, key = b"bearer", headers.get(b"x-api-key", b"")
+    given = key_digest(key.strip())
     known = False
     for digest in digests:  # all of them, always: the time taken must not tell which one was close
         known |= hmac.compare_digest(digest, given)
@@ -76,10 +108,6 @@ def _checked(headers: dict[bytes, bytes], digests: list[bytes], what: str) -> by
             headers=((b"www-authenticate", b"Bearer"),),
         )
     return given
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 def _name(url: str) -> str | None:

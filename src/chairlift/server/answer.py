@@ -19,7 +19,10 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.timings import Timings
+from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
+from chairlift.text.answers import AnswerReader
 
 SCORED_WEIGHT = 8
 
@@ -49,17 +52,29 @@ class Answer:
     One choice that fails ends them all: half of what was asked for is an error, not an answer.
     """
 
-    def __init__(self, client: EngineClient, shape: Shape, show: Presentation, outlet: Outlet) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        shape: Shape,
+        show: Presentation,
+        outlet: Outlet,
+        timings: Timings | None = None,
+    ) -> None:
         self.outlet = outlet
+        self._timings = timings
+        """Kept if the response is to tell them."""
         self.finished = False
         """Every choice came to a good end."""
         self.client_left = False
+        self.used = Used()
+        """Also by choices that nobody waits for any longer."""
         self._client = client
         self._shape = shape
         self._show = show
         self._ids: list[int] = []
         self._asked: Sequence[Asked] = ()
         self._collected: list[CollectedChoice] = []
+        self._readers: list[AnswerReader] = []
         self._num_open = 0
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -91,6 +106,7 @@ class Answer:
             self._first_indices[request.id] = self._num_open
             self._num_open += request.n
             self._num_prompt_tokens += len(one.prompt)
+            self.used.num_prompt_tokens += len(one.prompt)
             parts.append((request, _Part(self, one, choices)))
         for (request, part), ticket in zip(parts, tickets, strict=True):
             self._ids.append(request.id)
@@ -100,7 +116,8 @@ class Answer:
 
     def usage(self) -> Usage:
         """Tokens of all choices that ended."""
-        return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
+        thought = sum(reader.num_reasoning_tokens for reader in self._readers) if self._readers else None
+        return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens, thought)
 
     def weight(self) -> int:
         """What it takes to write `body`, in tokens of plain text: tokens with scores cost several times as much."""
@@ -112,8 +129,10 @@ class Answer:
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""
         choices = [choice.as_json() for choice in self._collected]
+        if self._show.num_kept is not None:
+            choices = self._likeliest(choices, self._show.num_kept)
         fields = self._asked[0].prompt_fields() if self._shape.chat else {}
-        return self._shape.body(choices, self.usage(), fields | self._explanation())
+        return self._shape.body(choices, self.usage(), fields | self._metrics() | self._explanation())
 
     def summary(self, arrival: float, now: float) -> str:
         """One line on what became of it, for the log."""
@@ -136,19 +155,34 @@ class Answer:
             return
         self._left = True
         self.outlet.close()
-        for request_id in self._ids:
-            self._client.abort(request_id)
+        self.used.client_left = self.client_left
+        self.used.expect(sum(self._client.abort(request_id, self.used.add_late) for request_id in self._ids))
 
     def _choice(self, asked: Asked, index: int, text: TokenText) -> Choice:
+        reader = None if asked.open_reader is None else asked.open_reader()
+        if reader is not None:
+            self._readers.append(reader)
         if not self._show.stream:
-            choice = CollectedChoice(asked, index, text, self._ended)
+            choice = CollectedChoice(asked, index, text, self._ended, reader)
             self._collected.append(choice)
             return choice
-        kind = StreamedChoice if asked.is_plain else RichStreamedChoice
-        return kind(asked, index, text, self.outlet, self._ended)
+        if asked.is_plain:
+            return StreamedChoice(asked, index, text, self.outlet, self._ended)
+        return RichStreamedChoice(asked, index, text, self.outlet, self._ended, reader)
+
+    def _likeliest(self, choices: list[dict[str, Any]], num_kept: int) -> list[dict[str, Any]]:
+        """Of each prompt's answers the best, likeliest first, with numbers of their own."""
+        num_each = len(choices) // len(self._asked)
+        kept: list[dict[str, Any]] = []
+        for start in range(0, len(choices), num_each):
+            indices = range(start, start + num_each)
+            best = sorted(indices, key=lambda index: -self._collected[index].mean_logprob)[:num_kept]
+            kept += [choices[index] for index in best]
+        return [choice | {"index": index} for index, choice in enumerate(kept)]
 
     def _ended(self, finish: Finish) -> None:
         self._reasons.add(finish.reason.value)
+        self.used.add(finish)
         if self._show.explain:
             self._finishes.append(finish)
         if finish.reason is FinishReason.ERROR:
@@ -169,6 +203,8 @@ class Answer:
             self._num_cached_tokens += finish.num_cached_tokens
         if finish.first_token is not None and (self._first_token is None or finish.first_token < self._first_token):
             self._first_token = finish.first_token
+        if self._timings is not None:
+            self._timings.add(finish)
         self._num_open -= 1
         if self._num_open == 0:
             self._complete()
@@ -178,9 +214,13 @@ class Answer:
         if self._show.stream:
             usage, explanation = self.usage() if self._shape.include_usage else None, self._explanation()
             if usage is not None or explanation:
-                self.outlet.write(self._shape.totals(usage, explanation))
+                fields = explanation if usage is None else self._metrics() | explanation
+                self.outlet.write(self._shape.totals(usage, fields))
             self.outlet.write(DONE)
         self.outlet.close()
+
+    def _metrics(self) -> dict[str, Any]:
+        return {} if self._timings is None else {"metrics": self._timings.as_json()}
 
     def _explanation(self) -> dict[str, Any]:
         """What was decided about each choice, if that is wanted. Who else is served is nobody's business here."""

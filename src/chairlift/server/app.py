@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import unquote
 
 from chairlift import __version__
@@ -16,10 +17,17 @@ from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
+from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.passes import MakeJob, Passes, Reader
+from chairlift.server.rerank import PAIR_ROUTES
 from chairlift.server.shapes import encode_json
+from chairlift.server.usage import Used
+from chairlift.server.usage_log import UsageLog
+from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
 
@@ -42,6 +50,8 @@ class Route:
     is_logged: bool = True
     is_admin: bool = False
     """Served with an admin key only."""
+    is_metrics: bool = False
+    """Served with a metrics key, if there are such keys."""
 
 
 class App:
@@ -55,22 +65,35 @@ class App:
         stall_timeout_s: float,
         log_requests: bool,
         admin: Admin | None = None,
+        cors: Cors | None = None,
+        root_path: str = "",
+        usage_log: UsageLog | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
+        self.passes: Passes | None = None
+        """What reads texts for vectors, if there is a model for that."""
         self.draining = False
         self.num_generating = 0
         """Requests for answers that are not finished."""
         self._access = access
         self._clock = clock
-        self._stall_timeout_s = stall_timeout_s
+        self.watchdog = Watchdog(stall_timeout_s)
+        """Of the engine; whoever asks for its health looks, and so does who watches over it."""
         self._log_requests = log_requests
+        self._cors = cors
+        self._root = root_path.encode()
+        self._usage_log = usage_log
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions)
         self._add("/v1/chat/completions", post, self._chat_completions)
+        for path, make_job in (PASS_ROUTES | PAIR_ROUTES).items():
+            self._add(path, post, partial(self._read, make_job))
         self._add("/v1/models", get, self._models)
         self._add("/version", get, self._version)
-        self._add("/metrics", get, self._metrics, is_logged=False)
+        self._routes[b"/metrics"] = Route(
+            "/metrics", dict.fromkeys(get, self._metrics), is_logged=False, is_metrics=True
+        )
         self._add("/health", get, self._health, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, is_open=True, is_logged=False)
         self._unknown_route = Route(_UNKNOWN)
@@ -102,6 +125,9 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send)
+        arrival = self._clock()
+        if self._root and exchange.path.startswith(self._root + b"/"):
+            exchange.path = exchange.path[len(self._root) :]
         route = self._routes.get(exchange.path) or self._route_by_prefix(exchange.path)
         try:
             await self._serve(exchange, route)
@@ -117,6 +143,8 @@ class App:
             await self._refuse(exchange, internal())
         finally:
             self._note(exchange, route)
+            if exchange.used is not None:
+                self._settle(exchange, exchange.used, route.name, arrival)
 
     def _route_by_prefix(self, path: bytes) -> Route:
         for prefix, route in self._prefixes.items():
@@ -125,10 +153,12 @@ class App:
         return self._unknown_route
 
     async def _serve(self, exchange: Exchange, route: Route) -> None:
-        if route.is_admin:
-            self._access.check_admin(exchange.headers)
-        elif not route.is_open:
-            exchange.principal = self._access.principal(exchange.headers)
+        if self._cors is not None and self._cors.admit(exchange):
+            preflight = self._cors.preflight(exchange)
+            if preflight is not None:
+                await exchange.respond(200, b"", headers=preflight)
+                return
+        self._identify(exchange, route)
         if route is self._unknown_route:
             raise ApiError(404, "There is nothing at this path.", code="unknown_path")
         endpoint = route.methods.get(exchange.method)
@@ -138,6 +168,17 @@ class App:
                 405, f"This path takes {allow}.", code="method_not_allowed", headers=((b"allow", allow.encode()),)
             )
         await endpoint(exchange)
+
+    def _identify(self, exchange: Exchange, route: Route) -> None:
+        """Raises an ApiError if this route is not for who asks."""
+        if route.is_admin:
+            self._access.check_admin(exchange.headers)
+        elif route.is_metrics:
+            self._access.check_metrics(exchange.headers)
+        elif not route.is_open:
+            principal = exchange.principal = self._access.principal(exchange.headers)
+            if principal.routes is not None and route is not self._unknown_route and route.name not in principal.routes:
+                raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
         exchange.note += f" code={error.code or '-'}"
@@ -155,6 +196,36 @@ class App:
             status = exchange.status if exchange.status is not None else "-"
             _log.info("id=%s route=%s status=%s %s", exchange.id, route.name, status, exchange.note.strip())
 
+    def _settle(self, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
+        """Once it is known what a request used, its principal is charged and a line is written."""
+        line = None if self._usage_log is None else self._usage_line(self._usage_log, exchange, used, route, arrival)
+        admission = self.serving[1].admission if self.serving is not None else None
+        name = exchange.principal.name
+
+        def settle() -> None:
+            if admission is not None:
+                admission.spent(name, used.num_output_tokens, self._clock())
+            if line is not None:
+                line()
+
+        used.when_settled(settle)
+
+    def _usage_line(
+        self, log: UsageLog, exchange: Exchange, used: Used, route: str, arrival: float
+    ) -> Callable[[], None]:
+        """What writes the line of a request that is over."""
+        about = {
+            "id": exchange.id,
+            "principal": exchange.principal.name,
+            "route": route,
+            "status": exchange.status,
+        }
+        total_s = {"total_s": round(self._clock() - arrival, 6)}
+        metrics = self.serving[0].client.metrics if self.serving is not None else None
+        if metrics is not None:
+            metrics.num_usage_records_lost = log.num_lost
+        return lambda: log.put(about | used.record() | total_s)
+
     # ------------------------------------------------------------ endpoints
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -166,33 +237,57 @@ class App:
     async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
+        exchange.used = Used()
         engine, generation = self._engine()
         if engine.client.dead.done():
-            raise unavailable("The engine is not running.", "engine_dead")
+            raise engine.client.not_running()
         self.num_generating += 1
         try:
             await generation.serve(exchange, chat=chat)
         finally:
             self.num_generating -= 1
 
-    async def _models(self, exchange: Exchange) -> None:
+    async def _read(self, make_job: MakeJob, exchange: Exchange) -> None:
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+        client = self._engine()[0].client
+        if self.passes is None:
+            raise ApiError(404, "This server has no model that reads texts for vectors.", code="no_embedding_model")
+        exchange.used = Used()
+        if client.dead.done():
+            raise client.not_running()
+        self.num_generating += 1
+        try:
+            await self.passes.serve(exchange, make_job)
+        finally:
+            self.num_generating -= 1
+
+    def _served(self) -> dict[str, Engine | Reader]:
+        """Every name that requests may use, and what it names."""
         engine, _ = self._engine()
-        models = [_model_card(engine, name) for name in engine.served_names]
+        served: dict[str, Engine | Reader] = dict.fromkeys(engine.served_names, engine)
+        if self.passes is not None:
+            for name in self.passes.reader.served_names:
+                served.setdefault(name, self.passes.reader)
+        return served
+
+    async def _models(self, exchange: Exchange) -> None:
+        models = [_model_card(engine, name) for name, engine in self._served().items()]
         await exchange.respond(200, encode_json({"object": "list", "data": models}))
 
     async def _model(self, exchange: Exchange) -> None:
-        engine, _ = self._engine()
+        served = self._served()
         name = unquote(exchange.path[len(_MODEL_PATH) :].decode("latin-1"))
-        if name not in engine.served_names:
+        if name not in served:
             raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
-        await exchange.respond(200, encode_json(_model_card(engine, name)))
+        await exchange.respond(200, encode_json(_model_card(served[name], name)))
 
     async def _version(self, exchange: Exchange) -> None:
         await exchange.respond(200, encode_json({"version": __version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        metrics = self.serving[0].client.metrics if self.serving is not None else None
-        await exchange.respond(200, b"" if metrics is None else metrics.render(), CONTENT_TYPE.encode())
+        body = b"" if self.serving is None else self.serving[0].client.render_metrics()
+        await exchange.respond(200, body, CONTENT_TYPE.encode())
 
     async def _health(self, exchange: Exchange) -> None:
         self._check_engine()
@@ -213,12 +308,12 @@ class App:
         """Raises a 503 unless the engine lives: it speaks after every step, and every second when idle."""
         client = self._engine()[0].client
         if client.dead.done():
-            raise unavailable("The engine is not running.", "engine_dead")
-        if client.last_heard is not None and self._clock() - client.last_heard > self._stall_timeout_s:
+            raise client.not_running()
+        if self.watchdog.look(self._clock(), client.last_heard, client.longest_step_s):
             raise unavailable("The engine does not make progress.", "engine_stalled")
 
 
-def _model_card(engine: Engine, name: str) -> dict[str, object]:
+def _model_card(engine: Engine | Reader, name: str) -> dict[str, object]:
     return {
         "id": name,
         "object": "model",

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from chairlift.core.types import TokenLogprob
 from chairlift.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from chairlift.server.message_parts import NewId, call_id
 from chairlift.server.ports import TokenNames
 from chairlift.server.shapes import Shape
 from chairlift.server.validate import Presentation
+from chairlift.text.answers import AnswerReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,9 @@ class Asked:
     wants_prompt_logprobs: bool
     includes_stop: bool
     """The stop string or stop token that ends an answer is part of its text."""
+    open_reader: Callable[[], AnswerReader] | None = None
+    """Gives a reader for each answer, if there may be more in it than content."""
+    new_call_id: NewId = call_id
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
     """Of the prompt's second token and those after it, as they come."""
 
@@ -33,7 +38,8 @@ class Asked:
         """Text is all that is wanted: nothing per token, nothing about the prompt."""
         show = self.show
         extras = self.wants_logprobs or self.wants_prompt_logprobs or show.return_token_ids
-        return not (extras or show.echo or show.continuous_usage or show.discard_output)
+        others = self.open_reader is not None or show.stream_interval > 1
+        return not (extras or others or show.echo or show.continuous_usage or show.discard_output)
 
     @property
     def shows_prompt(self) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server.asked import Asked
+from chairlift.server.message_parts import message
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.shapes import encode_json
+from chairlift.text.answers import AnswerReader
+from chairlift.text.parts import Part
 
 OnEnd = Callable[[Finish], None]
 
@@ -26,6 +29,7 @@ class CollectedChoice:
         "_finish",
         "_index",
         "_on_end",
+        "_reader",
         "_scores",
         "_silent_end",
         "_text",
@@ -34,10 +38,13 @@ class CollectedChoice:
         "push",
     )
 
-    def __init__(self, asked: Asked, index: int, text: TokenText, on_end: OnEnd) -> None:
+    def __init__(
+        self, asked: Asked, index: int, text: TokenText, on_end: OnEnd, reader: AnswerReader | None = None
+    ) -> None:
         self._asked = asked
         self._index = index
         self._text = text
+        self._reader = reader
         self._on_end = on_end
         self._tokens: list[int] = []
         self._scores: list[TokenLogprob] = []
@@ -59,24 +66,39 @@ class CollectedChoice:
     def as_json(self) -> dict[str, Any]:
         """The choice in the response's body. Called once, after a good end."""
         asked = self._asked
-        tokens, scores, text = self._tokens, self._scores, ""
+        tokens, scores = self._tokens, self._scores
         reason: FinishReason = FinishReason.LENGTH
         stop_reason: int | str | None = None
         if asked.show.discard_output:
             tokens, scores = [], []
-        else:
-            text = self._text.push(tokens[:-1] if self._silent_end else tokens) + self._text.finish()
-            if self._finish is not None:
-                reason, stop_reason = self._finish.reason, self._finish.stop_reason
-        if asked.show.echo:
-            text = asked.echo() + text
-            logprobs = asked.echoed_logprobs(tokens, scores)
-        else:
-            logprobs = asked.logprobs(tokens, scores)
+        elif self._finish is not None:
+            reason, stop_reason = self._finish.reason, self._finish.stop_reason
+        spoken = tokens[:-1] if self._silent_end else tokens
         more: dict[str, Any] = {"token_ids": tokens} if asked.show.return_token_ids else {}
-        if not asked.shape.chat:
+        content: dict[str, Any]
+        if asked.shape.chat:
+            content = {"message": self._message(spoken)}
+        else:
+            content = {"text": asked.echo() + self._text.push(spoken) + self._text.finish()}
             more |= asked.prompt_fields()
-        return asked.shape.choice(self._index, text, logprobs, reason, stop_reason, more)
+        logprobs = asked.echoed_logprobs(tokens, scores) if asked.show.echo else asked.logprobs(tokens, scores)
+        calls = self._reader is not None and self._reader.num_calls > 0
+        return asked.shape.choice(self._index, content, logprobs, reason, stop_reason, more, calls=calls)
+
+    @property
+    def mean_logprob(self) -> float:
+        """How likely the model finds its answer, by token; the tokens must have been scored."""
+        return sum(score.logprob for score in self._scores) / max(1, len(self._scores))
+
+    def _message(self, tokens: list[int]) -> dict[str, Any]:
+        reader, asked = self._reader, self._asked
+        if reader is None:
+            return {"role": "assistant", "content": self._text.push(tokens) + self._text.finish()}
+        parts: list[Part] = []
+        for token in tokens:
+            parts += reader.push(self._text.push((token,)), 1)
+        parts += reader.push(self._text.finish()) + reader.finish()
+        return message(parts, asked.new_call_id, asked.show.include_reasoning)
 
 
 class StreamedChoice:

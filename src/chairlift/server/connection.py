@@ -24,6 +24,12 @@ LINGER_S = 1.0
 DISCARD_BYTES = 64 << 10
 """What is still read from a client that was turned away, so that it gets to reading."""
 
+BUFFER_BYTES = 16 << 10
+"""What may wait to be sent before the app is told to wait. Written token by token, it takes five times the memory."""
+
+TLS_BUFFER_BYTES = 8 << 10
+"""What may wait to be encrypted, besides 64 KiB that were."""
+
 MAX_FRAMING = 8
 """Bytes on the wire per byte of a chunked body; one-byte chunks take six."""
 
@@ -72,6 +78,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=TLS_BUFFER_BYTES if self.scheme == "https" else BUFFER_BYTES)
         self._start_receive_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:

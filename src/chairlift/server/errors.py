@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.core.admission import RATES
 from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
 
 MAX_MESSAGE_CHARS = 1024
@@ -89,11 +90,14 @@ def from_invalid(error: InvalidRequest) -> ApiError:
 
 
 def overloaded(error: Overloaded, status: int) -> ApiError:
-    """Refused for now by admission; `status` is 429 or 503, as the server's owner likes it."""
+    """Refused for now by admission; `status` is 429 or 503, as the server's owner likes it.
+
+    Who has used up their own allowance is told so (429) in any case: elsewhere they may be no better off.
+    """
     wait_s = min(max(RETRY_AFTER_S if error.wait_s is None else error.wait_s, 0.001), MAX_RETRY_AFTER_S)
     wait_ms = math.ceil(wait_s * 1000)
     return ApiError(
-        status,
+        429 if error.reason in RATES else status,
         str(error),
         code=error.reason,
         headers=(
@@ -110,9 +114,10 @@ def deadline_exceeded(kind: str, text: str | None) -> ApiError:
     return ApiError(504, text or f"{kind} deadline: missed", code=f"{kind}_deadline_exceeded", headers=DO_NOT_RETRY)
 
 
-def unavailable(message: str, code: str) -> ApiError:
-    """Refused for now, or lost: the same request may succeed elsewhere or later."""
-    return ApiError(503, message, code=code, headers=((b"retry-after", str(RETRY_AFTER_S).encode()),))
+def unavailable(message: str, code: str, wait_s: float = RETRY_AFTER_S) -> ApiError:
+    """Refused for now, or lost: the same request may succeed elsewhere, or after about `wait_s` seconds."""
+    after_s = min(max(math.ceil(wait_s), RETRY_AFTER_S), MAX_RETRY_AFTER_S)
+    return ApiError(503, message, code=code, headers=((b"retry-after", b"%d" % after_s),))
 
 
 def internal() -> ApiError:

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.identity import ANYBODY, Principal
+from chairlift.server.usage import Used
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -36,10 +38,14 @@ class Exchange:
         self.headers: dict[bytes, bytes] = {}
         for name, value in scope["headers"]:
             self.headers.setdefault(name, value)
-        self.principal = b""
+        self.principal: Principal = ANYBODY
         self.status: int | None = None
         self.note = ""
         """What the log says about it besides the status."""
+        self.used: Used | None = None
+        """What it used, of a request that uses the engine."""
+        self.common_headers: tuple[tuple[bytes, bytes], ...] = ()
+        """Of whatever is answered."""
         self.id = self._given_id() or secrets.token_hex(16)
         self._extensions: dict[str, Any] = scope.get("extensions") or {}
         self._receive = receive
@@ -106,7 +112,12 @@ class Exchange:
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [(b"content-type", content_type), (b"x-request-id", self.id.encode()), *headers],
+                "headers": [
+                    (b"content-type", content_type),
+                    (b"x-request-id", self.id.encode()),
+                    *self.common_headers,
+                    *headers,
+                ],
             }
         )
 

@@ -17,7 +17,6 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from typing import TypeVar
 
 from chairlift.core.admission import Admission, RefusalReason
@@ -30,12 +29,16 @@ from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, from_invalid, overloaded
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
-from chairlift.server.identity import principal_name, tenant_name
+from chairlift.server.identity import cache_salt, tenant_name
 from chairlift.server.json_body import read_object
+from chairlift.server.keep_alive import kept_alive
+from chairlift.server.message_parts import call_id, short_call_id
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
+from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.shapes import Shape
+from chairlift.server.timings import Timings
 
 T = TypeVar("T")
 
@@ -89,6 +92,8 @@ class Generation:
         max_body_bytes: int,
         max_pending_bytes: int,
         overload_status: int = 429,
+        sse_keep_alive_interval_s: float = 0.0,
+        tells_timings: bool = False,
     ) -> None:
         self._engine = engine
         self._pool = pool
@@ -97,6 +102,8 @@ class Generation:
         self._max_body_bytes = max_body_bytes
         self._max_pending_bytes = max_pending_bytes
         self._overload_status = overload_status
+        self._sse_keep_alive_interval_s = sse_keep_alive_interval_s
+        self._tells_timings = tells_timings
         self._answers: set[Answer] = set()
 
     @property
@@ -119,14 +126,18 @@ class Generation:
         arrival = self._clock()
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
-        principal = principal_name(exchange.principal)
+        principal = exchange.principal.name
         if not _LIFTS.search(body):
             with self._refusals():
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
         asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
+        if exchange.used is not None:
+            exchange.used.model = self._engine.served_names[0]
+            exchange.used.tenant = tenant_name(exchange.headers, asked.user)
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:
             fitted = await self._run(partial(fit, asked, self._engine.text, self._engine.max_model_len), inline)
+            fitted = after_thought(fitted, self._engine.text)
             for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
                 self.admission.tokenised(ticket, len(prompt))
             await self._generate(exchange, admitted, fitted, inline)
@@ -149,8 +160,11 @@ class Generation:
         name = validate.model_name(content)
         if name is not None and name not in self._engine.served_names:
             raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
-        check = validate.chat if chat else validate.completion
-        asked = check(content, self._engine.text.sampling_defaults)
+        text = self._engine.text
+        if chat:
+            asked = validate.chat(content, text.sampling_defaults, text.manners)
+        else:
+            asked = validate.completion(content, text.sampling_defaults)
         return asked, estimated_tokens(asked, self._engine.max_model_len)
 
     def _admit(
@@ -197,16 +211,24 @@ class Generation:
         answer, asked = self._answer(exchange, fitted)
         watcher = asyncio.create_task(self._watch(exchange, answer))
         self._answers.add(answer)
+        if exchange.used is not None:
+            answer.used = exchange.used
         try:
             if not inline:
                 await asyncio.sleep(0)  # a client that left meanwhile is noticed before the engine hears of it
                 if answer.outlet.closed:
                     raise ClientGone
             show = fitted.asked.show
-            open_text = self._engine.text.streams(fitted.asked.params, skip_special_tokens=show.skip_special_tokens)
+            text = self._engine.text
+            open_text = text.streams(
+                fitted.asked.params,
+                skip_special_tokens=show.skip_special_tokens,
+                shown=shown_texts(fitted.asked, text),
+            )
             answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:
-                await _stream(exchange, answer)
+                with kept_alive(answer.outlet, self._sse_keep_alive_interval_s):
+                    await _stream(exchange, answer)
             else:
                 await self._collect(exchange, answer)
         finally:
@@ -224,25 +246,31 @@ class Generation:
             created=int(self._wall_clock()),
             model=self._engine.served_names[0],
             include_usage=show.include_usage,
+            service_tier=show.service_tier,
         )
+        text = self._engine.text
+        has_short_ids = asked.tools is not None and asked.tools.has_short_ids
         outlet = Outlet(self._max_pending_bytes, lambda: self._overrun(exchange, answer))
-        answer = Answer(self._engine.client, shape, show, outlet)
+        timings = Timings() if self._tells_timings else None
+        answer = Answer(self._engine.client, shape, show, outlet, timings)
         return answer, [
             Asked(
-                tokenizer=self._engine.text,
+                tokenizer=text,
                 shape=shape,
                 show=show,
                 prompt=prompt,
-                wants_logprobs=asked.params.logprobs is not None,
+                wants_logprobs=asked.shows_logprobs,
                 wants_prompt_logprobs=asked.shows_prompt_logprobs,
                 includes_stop=asked.params.include_stop_str_in_output,
+                open_reader=reader_opener(asked, text, prompt),
+                new_call_id=short_call_id if has_short_ids else call_id,
             )
             for prompt in fitted.prompts
         ]
 
     def _requests(self, exchange: Exchange, admitted: Admitted, fitted: Fitted) -> list[Request]:
         asked, engine = fitted.asked, self._engine
-        salt = _salt(exchange.principal, asked.cache_salt)
+        salt = cache_salt(exchange.principal, asked.cache_salt)
         return [
             Request(
                 id=engine.client.new_id(),
@@ -304,11 +332,3 @@ async def _stream(exchange: Exchange, answer: Answer) -> None:
         if outlet.error is not None:
             data += outlet.error.event()
         await exchange.write(data, more=more)
-
-
-def _salt(principal: bytes, cache_salt: str) -> bytes:
-    """Separates prefix caches by who asks, and further by what they say; lengths keep the two apart."""
-    if not principal and not cache_salt:
-        return b""
-    named = cache_salt.encode()
-    return sha256(b"%d:%b%d:%b" % (len(principal), principal, len(named), named)).digest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Generator
 from functools import partial
 from typing import Any
@@ -15,8 +16,11 @@ from chairlift.core.errors import InvalidOption
 from chairlift.server.app import App
 from chairlift.server.connection import ConnectionLimits, LimitedConnection
 from chairlift.server.options import ServerOptions
+from chairlift.server.unix_socket import bind_path
 
 _BACKLOG = 2048
+_UNSENT_BYTES = 16 << 10
+"""What the system may keep for a client besides what is on its way to it."""
 _CLOSE_TIMEOUT_S = 2
 _POLL_S = 0.002
 
@@ -27,6 +31,8 @@ def bind(options: ServerOptions) -> socket.socket:
     Raises:
         InvalidOption: the address is taken, unknown, or not ours.
     """
+    if options.uds is not None:
+        return bind_path(options.uds, _BACKLOG)
     try:
         info = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = info[0]
@@ -35,6 +41,8 @@ def bind(options: ServerOptions) -> socket.socket:
         raise InvalidOption(f"cannot listen on {options.host}: {error.strerror or error}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):  # or the system keeps megabytes for a client that does not read
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         sock.bind(address)
         sock.listen(_BACKLOG)  # now, not later: two that may bind to one address cannot both listen
         sock.setblocking(False)
@@ -45,7 +53,25 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Leaves signals alone: draining is more than closing."""
+    """Leaves signals alone, since draining is more than closing, and gives handshakes no more time than requests."""
+
+    def __init__(self, config: uvicorn.Config, context: ssl.SSLContext | None, receive_timeout_s: float) -> None:
+        super().__init__(config)
+        self._context = context
+        self._receive_timeout_s = receive_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        make: Any = self.config.http_protocol_class
+        factory = partial(make, config=self.config, server_state=self.server_state, app_state={})
+        tls: dict[str, Any] = {"ssl": self._context, "backlog": _BACKLOG}
+        if self._context is not None:
+            tls |= {"ssl_handshake_timeout": self._receive_timeout_s, "ssl_shutdown_timeout": _CLOSE_TIMEOUT_S}
+        self.servers = []
+        for sock in sockets or ():
+            listen: Any = loop.create_unix_server if sock.family is socket.AF_UNIX else loop.create_server
+            self.servers.append(await listen(factory, sock=sock, **tls))
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -55,7 +81,9 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """Serves an app on a bound socket, which it takes over."""
 
-    def __init__(self, app: App, sock: socket.socket, options: ServerOptions) -> None:
+    def __init__(
+        self, app: App, sock: socket.socket, options: ServerOptions, context: ssl.SSLContext | None = None
+    ) -> None:
         limits = ConnectionLimits(
             max_header_bytes=options.max_header_bytes,
             max_num_headers=options.max_num_headers,
@@ -78,14 +106,19 @@ class HttpServer:
             timeout_keep_alive=options.keep_alive_timeout_s,
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
-        self._server = _Uvicorn(config)
+        self._server = _Uvicorn(config, context, options.receive_timeout_s)
         self._sock = sock
         self._task: asyncio.Task[None] | None = None
 
     @property
     def num_connections(self) -> int:
         """Connections of clients that are open."""
-        return len(self._server.server_state.connections)
+        return len(self.connections)
+
+    @property
+    def connections(self) -> list[LimitedConnection]:
+        """Those of clients that are open."""
+        return [one for one in self._server.server_state.connections if isinstance(one, LimitedConnection)]
 
     async def start(self) -> None:
         """Listen; returns when connections are taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 
 from chairlift.server.errors import bad_request
@@ -10,6 +11,40 @@ MAX_TENANT_CHARS = 128
 
 TENANT_HEADERS = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")
 """What gateways call it; they know better than the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks, known from a key."""
+
+    name: str = ""
+    """For logs, weights and limits; empty if the server has no keys."""
+    secret: bytes = b""
+    """Separates prefix caches: equal for nobody else."""
+    routes: frozenset[str] | None = None
+    """Names of the routes that are open to it; None: all but those of the owner."""
+
+
+ANYBODY = Principal()
+"""Who asks a server without keys."""
+
+
+def unnamed_principal(digest: bytes) -> Principal:
+    """Who has the key of this digest, if nobody gave a name to it."""
+    return Principal(principal_name(digest), digest)
+
+
+def named_principal(name: str, routes: frozenset[str] | None = None) -> Principal:
+    """Who goes by this name, whichever of their keys they use."""
+    return Principal(name, sha256(b"principal:" + name.encode()).digest(), routes)
+
+
+def cache_salt(principal: Principal, given: str) -> bytes:
+    """Separates prefix caches by who asks, and further by what they say; lengths keep the two apart."""
+    if not principal.secret and not given:
+        return b""
+    secret, named = principal.secret, given.encode()
+    return sha256(b"%d:%b%d:%b" % (len(secret), secret, len(named), named)).digest()
 
 
 def principal_name(digest: bytes) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 from dataclasses import dataclass
 
 from chairlift.core.admission import DEFAULT_MAX_NUM_QUEUED_REQS, AdmissionLimits
@@ -12,6 +14,9 @@ from chairlift.core.policy import OrderName
 DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=DEFAULT_MAX_NUM_QUEUED_REQS)
 
 OVERLOAD_STATUSES = (429, 503)
+
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +34,12 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    """Path of a file with further keys, and what those may who have them; read again on SIGHUP."""
     admin_api_keys: tuple[str, ...] = ()
     """Open the admin routes and nothing else; without one there are no such routes."""
+    metrics_api_keys: tuple[str, ...] = ()
+    """Open the metrics and nothing else; without one, API keys open them."""
     keep_explanations: int = 1000
     """How many of the last answers the admin routes can explain."""
     served_model_names: tuple[str, ...] = ()
@@ -43,16 +52,37 @@ class ServerOptions:
     """A request that has not arrived as a whole by then is dropped."""
     keep_alive_timeout_s: int = 75
     """Above what clients keep pooled connections for, so that it is they who close."""
-    max_pending_bytes: int = 192 << 10
-    """Most bytes kept for a client that does not read, besides 64 KiB in the transport; then its request is aborted."""
+    max_pending_bytes: int = 160 << 10
+    """Most bytes kept for a client that does not read, besides those in the transport: 16 KiB, 72 with TLS. Then its
+    request is aborted."""
     write_timeout_s: float = 30.0
     """A client that takes nothing for so long is cut off."""
     stall_timeout_s: float = 10.0
-    """An engine not heard for so long is not healthy. It speaks after each step, and each second if idle."""
+    """An engine not heard for so long hangs, and is replaced. It speaks after each step, and each second if idle."""
+    max_engine_restarts: int = 5
+    """How often in ten minutes an engine that was lost is replaced; then the server ends. 0: it ends at once."""
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
+    usage_log: str | None = None
+    """File that gets a line for each request: who, how many tokens, how long, and nothing of what was said."""
+    uds: str | None = None
+    """Path of a Unix socket to listen on instead of an address; only its owner may connect."""
+    ssl_certfile: str | None = None
+    """PEM file with the certificate and those that vouch for it; with it the server speaks TLS and nothing else."""
+    ssl_keyfile: str | None = None
+    """PEM file with the key, if it is not in the same file."""
+    ssl_ca_certs: str | None = None
+    """PEM file with authorities; a client must show a certificate of theirs."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose web pages may ask and read (`*`: any)."""
+    root_path: str = ""
+    """Prefix that a proxy puts before all paths; it may take it off or not."""
+    sse_keep_alive_interval_s: float = 0.0
+    """A stream that is silent for so long gets a comment. 0: none."""
     admission: AdmissionLimits = DEFAULT_ADMISSION
+    enable_per_request_metrics: bool = False
+    """Responses tell how long they took."""
     overload_status: int = 429
     """Of the response to a request that is refused for now."""
     scheduling_policy: OrderName = "fcfs"
@@ -61,15 +91,18 @@ class ServerOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise InvalidOption(f"port must be between 0 and 65535, not {self.port}")
-        keys = (*self.api_keys, *self.admin_api_keys)
+        keys = (*self.api_keys, *self.admin_api_keys, *self.metrics_api_keys)
         if any(not key for key in keys):
             raise InvalidOption("an API key must not be empty")
         if any(not key.isascii() or not key.isprintable() for key in keys):
             raise InvalidOption("an API key must be printable ASCII")
         if set(self.api_keys) & set(self.admin_api_keys):
             raise InvalidOption("an admin API key must not be an API key as well: clients could change limits with it")
-        if self.keep_explanations < 0:
-            raise InvalidOption("keep_explanations must be at least 0")
+        if set(self.metrics_api_keys) & {*self.api_keys, *self.admin_api_keys}:
+            raise InvalidOption("a metrics API key must not be an API key or an admin API key as well")
+        for name in ("keep_explanations", "max_engine_restarts"):
+            if getattr(self, name) < 0:
+                raise InvalidOption(f"{name} must be at least 0")
         if any(not name or not name.isprintable() for name in self.served_model_names):
             raise InvalidOption("a served model name must not be empty, nor hold anything that cannot be printed")
         for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):
@@ -82,9 +115,43 @@ class ServerOptions:
             raise InvalidOption(f"overload_status must be 429 or 503, not {self.overload_status}")
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
-        if not self.api_keys and not is_loopback(self.host):
+        self._check_web()
+        if not self.wants_keys and self.uds is None and not is_loopback(self.host):
             host = self.host or "an empty host"
-            raise InvalidOption(f"{host} can be reached from other machines: give an --api-key, or bind 127.0.0.1")
+            raise InvalidOption(
+                f"{host} can be reached from other machines: give an --api-key or --api-key-file, or bind 127.0.0.1"
+            )
+
+    @property
+    def wants_keys(self) -> bool:
+        """Nobody is served without an API key."""
+        return bool(self.api_keys) or self.api_key_file is not None
+
+    def _check_web(self) -> None:
+        """How it is reached besides its address."""
+        for name in ("uds", "usage_log", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+            value = getattr(self, name)
+            if value is not None and (not value or "\0" in value):
+                raise InvalidOption(f"{name} must name a file")
+        if self.ssl_certfile is None and (self.ssl_keyfile is not None or self.ssl_ca_certs is not None):
+            raise InvalidOption("ssl_keyfile and ssl_ca_certs go with ssl_certfile, without which there is no TLS")
+        for origin in self.allowed_origins:
+            if not is_origin(origin):
+                raise InvalidOption(
+                    f"an allowed origin is a scheme and a host such as https://example.org, not {origin!r}"
+                )
+        if ANY_ORIGIN in self.allowed_origins and not self.wants_keys:
+            raise InvalidOption("any page could use a server that allows all origins: give an --api-key, or name them")
+        root = self.root_path
+        if root and (not root.startswith("/") or root.endswith("/") or not root.isascii() or not root.isprintable()):
+            raise InvalidOption(f"root_path begins with a slash and ends without one, unlike {root!r}")
+        if not 0 <= self.sse_keep_alive_interval_s < math.inf:
+            raise InvalidOption("sse_keep_alive_interval must be at least 0")
+
+
+def is_origin(text: str) -> bool:
+    """Whether a browser could send this as an origin: scheme, host and port, nothing after; or any (`*`)."""
+    return text == ANY_ORIGIN or _ORIGIN.fullmatch(text) is not None
 
 
 def is_loopback(host: str) -> bool:

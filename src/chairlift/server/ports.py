@@ -3,9 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from chairlift.core.types import SamplingParams
+from chairlift.text.reasoning import ReasoningFormat
+from chairlift.text.tools import ToolFormat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """A conversation, and how it is put to the model."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The model goes on with the last message, which is the assistant's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatManners:
+    """What a model can do in a chat besides plain text, and how it writes that."""
+
+    tool_format: ToolFormat | None = None
+    """None: it is not told of tools."""
+    auto_tool_choice: bool = True
+    """It may decide itself whether to call one."""
+    reasoning_format: ReasoningFormat | None = None
+    template_variables: frozenset[str] = frozenset()
+    """What its chat template reads: what requests may set."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """What is set where a request does not."""
 
 
 class TokenText(Protocol):
@@ -32,7 +62,7 @@ class PromptTokens(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
-    def encode_chat(self, messages: Sequence[dict[str, str]], *, add_generation_prompt: bool) -> list[int]: ...
+    def encode_chat(self, prompt: ChatPrompt) -> list[int]: ...
 
 
 class ServedText(TokenNames, PromptTokens, Protocol):
@@ -45,6 +75,13 @@ class ServedText(TokenNames, PromptTokens, Protocol):
         """What the model's makers recommend, by the names of `SamplingParams`."""
         ...
 
-    def streams(self, params: SamplingParams, *, skip_special_tokens: bool) -> Callable[[], TokenText]:
-        """Gives a fresh text for each answer of one request, from its first token on."""
+    @property
+    def manners(self) -> ChatManners: ...
+    def streams(
+        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = ()
+    ) -> Callable[[], TokenText]:
+        """Gives a fresh text for each answer of one request, from its first token on.
+
+        Special tokens that are spelled like one in `shown` are in it, whatever `skip_special_tokens` says.
+        """
         ...

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -18,7 +21,8 @@ class WorkerProcess:
     """A child that holds one end of a nameless socket pair; the other end is `sock`.
 
     The child is in a process group of its own, so that Ctrl-C in a terminal reaches this process only, which decides
-    what it means. If this process dies in any way, its end of the pair closes and the child notices.
+    what it means. If this process dies in any way, its end of the pair closes and the child notices; a child that hangs
+    is ended by the system (see `worker/process.py`).
     """
 
     def __init__(self, command: WorkerCommand) -> None:
@@ -36,7 +40,10 @@ class WorkerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever happened, no worker is left behind."""
+        self.close()
+
+    def close(self) -> None:
+        """Whatever happened, no worker is left behind. Closing again changes nothing."""
         self.kill()
         self._child.wait()
         self.sock.close()
@@ -46,12 +53,10 @@ class WorkerProcess:
         return self._child.pid
 
     def kill(self) -> None:
-        """End it at once, if it still runs."""
-        self._child.kill()
-
-    def exit_status(self) -> int | None:
-        """What it exited with (negative: by which signal), None while it runs. Reaps it."""
-        return self._child.poll()
+        """End it and what it started at once. Once its exit status was read, nothing is killed: the number is free."""
+        if self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGKILL)
 
     async def wait(self, timeout_s: float) -> int | None:
         """The exit status, or None if it still runs after `timeout_s` seconds."""

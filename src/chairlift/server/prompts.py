@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import SamplingParams
 from chairlift.server.errors import bad_request, from_invalid, never_fits
-from chairlift.server.ports import PromptTokens
+from chairlift.server.ports import ChatPrompt, PromptTokens
+from chairlift.server.shapes import encode_json
 from chairlift.server.validate import Prompt, Validated
 
 CONTEXT_CODE = "context_length_exceeded"
@@ -17,6 +19,10 @@ PROBE_CHARS_PER_TOKEN = 16
 """A text with more characters per token of context than this is probed before it is encoded as a whole."""
 MAX_TRUNCATED_CHARS = 1 << 20
 """Longest text that may be encoded for its end alone."""
+
+MAX_SCORES = 1 << 19
+"""Most log-probabilities in one response, alternatives counted. Each takes some 150 bytes until all of them are sent.
+What is streamed is sent as it comes, and not counted."""
 
 BYTES_PER_TOKEN = 4
 """Of ordinary text in ordinary vocabularies: what a text is taken for until it is encoded."""
@@ -46,6 +52,7 @@ def fit(asked: Validated, tokens: PromptTokens, max_model_len: int) -> Fitted:
         ids = _truncated(_encoded(prompt, asked, tokens, max_model_len), asked, max_model_len)
         prompts.append(ids)
         params.append(_fitted_params(len(ids), asked, max_model_len))
+    _check_scores(asked, [len(ids) for ids in prompts], params, max_model_len)
     return Fitted(asked, prompts, params)
 
 
@@ -58,10 +65,16 @@ def estimated_tokens(asked: Validated, max_model_len: int) -> list[int]:
 def _estimated(prompt: Prompt) -> int:
     if isinstance(prompt, str):
         return len(prompt.encode()) // BYTES_PER_TOKEN
-    return sum(
-        1 if isinstance(one, int) else TOKENS_PER_MESSAGE + len(one["content"].encode()) // BYTES_PER_TOKEN
-        for one in prompt
-    )
+    if not isinstance(prompt, ChatPrompt):
+        return len(prompt)
+    messages = sum(TOKENS_PER_MESSAGE + _num_bytes(message) // BYTES_PER_TOKEN for message in prompt.messages)
+    return messages + (len(encode_json(prompt.tools)) // BYTES_PER_TOKEN if prompt.tools else 0)
+
+
+def _num_bytes(message: dict[str, Any]) -> int:
+    calls, thought = message.get("tool_calls"), message.get("reasoning_content", "")
+    more = len(encode_json(calls)) if calls else 0
+    return len(message["content"].encode()) + len(thought.encode()) + more
 
 
 def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_len: int) -> list[int]:
@@ -70,14 +83,13 @@ def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_l
     if isinstance(prompt, str):
         _probe(prompt, asked, tokens, max_model_len)
         ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
-    elif isinstance(prompt[0], dict):
-        messages = [message for message in prompt if isinstance(message, dict)]
+    elif isinstance(prompt, ChatPrompt):
         try:
-            return tokens.encode_chat(messages, add_generation_prompt=asked.add_generation_prompt)
+            return tokens.encode_chat(prompt)
         except InvalidRequest as error:
             raise from_invalid(error) from None
     else:
-        ids = [token for token in prompt if isinstance(token, int)]
+        ids = prompt
         _check_range("prompt", ids, tokens.vocab_size)
     if not ids:
         raise bad_request("prompt must not be empty", "prompt")
@@ -140,6 +152,24 @@ def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> Sam
     if params.min_tokens > (left if max_tokens is None else max_tokens):
         raise bad_request("min_tokens must not exceed what is left of the context", "min_tokens")
     return params if max_tokens == params.max_tokens else dataclasses.replace(params, max_tokens=max_tokens)
+
+
+def _check_scores(asked: Validated, lengths: list[int], params: list[SamplingParams], max_model_len: int) -> None:
+    """Refuse what would be kept for one response: eighty bytes of a body could ask for gigabytes."""
+    num_scores = 0
+    for length, one in zip(lengths, params, strict=True):
+        if one.prompt_logprobs is not None:
+            num_scores += length * (one.prompt_logprobs + 1) * (asked.n if asked.show.echo else 1)
+        if one.logprobs is not None and not asked.show.stream:
+            most = max_model_len - length if one.max_tokens is None else one.max_tokens
+            num_scores += asked.n * most * (one.logprobs + 1)
+    if num_scores > MAX_SCORES:
+        raise never_fits(
+            f"This asks for up to {num_scores} log-probabilities at once, alternatives counted; at most {MAX_SCORES} "
+            "are given. Ask for fewer tokens, answers or alternatives, or stream them.",
+            "logprobs",
+            "too_many_logprobs",
+        )
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -10,13 +10,16 @@ from typing import Any
 
 import msgspec
 
+from chairlift.server.structured import StructuredFields
+
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
+class SamplingFields(StructuredFields, kw_only=True):
     """What both ways of asking share."""
 
     model: str | None = None
@@ -44,6 +47,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: int | None = None
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
     priority: int | None = None
     request_id: str | None = None
     cache_salt: str | None = None
@@ -60,6 +66,7 @@ class CompletionBody(SamplingFields, kw_only=True):
     prompt: str | list[str | int | list[int]] | None = None
     logprobs: int | None = None
     echo: bool | None = None
+    best_of: int | None = None
 
 
 class ContentPart(msgspec.Struct):
@@ -67,11 +74,39 @@ class ContentPart(msgspec.Struct):
     text: str | None = None
 
 
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class ToolCall(msgspec.Struct):
+    function: FunctionCall
+    id: str | None = None
+    type: str | None = None
+
+
 class Message(msgspec.Struct):
     role: str
     content: str | list[ContentPart] | None = None
-    tool_calls: Any = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     function_call: Any = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    audio: Any = None
+
+
+class Function(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    type: str
+    function: Function | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
@@ -81,40 +116,85 @@ class ChatBody(SamplingFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
 
 _OFF: tuple[Any, ...] = (None, False, "", [], {})
 
 HARMLESS: dict[str, tuple[Any, ...]] = {
-    "tools": _OFF,
-    "tool_choice": (*_OFF, "none", "auto"),
+    # The OpenAI API.
     "functions": _OFF,
     "function_call": (*_OFF, "none", "auto"),
-    "response_format": (*_OFF, {"type": "text"}),
-    "structured_outputs": _OFF,
-    "guided_json": _OFF,
-    "guided_regex": _OFF,
-    "guided_choice": _OFF,
-    "guided_grammar": _OFF,
     "modalities": (*_OFF, ["text"]),
     "audio": _OFF,
     "prediction": _OFF,
+    "store": _OFF,
+    "verbosity": (*_OFF, "medium"),
     "web_search_options": _OFF,
-    "reasoning_effort": (*_OFF, "none"),
     "suffix": _OFF,
+    # vLLM.
     "bad_words": _OFF,
     "use_beam_search": _OFF,
     "length_penalty": (*_OFF, 1.0),
+    "early_stopping": _OFF,
     "chat_template": _OFF,
-    "chat_template_kwargs": _OFF,
-    "continue_final_message": _OFF,
     "documents": _OFF,
     "logits_processors": _OFF,
     "prompt_embeds": _OFF,
     "kv_transfer_params": _OFF,
+    "ec_transfer_params": _OFF,
+    "vllm_xargs": _OFF,
     "mm_processor_kwargs": _OFF,
+    "media_io_kwargs": _OFF,
+    "thinking_token_budget": _OFF,
+    "repetition_detection": _OFF,
+    "logprob_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
+    "truncation_side": (*_OFF, "left"),
+    "detokenize": (None, True),
+    # Other servers.
+    "grammar": _OFF,
+    "json_schema": _OFF,
+    "regex": _OFF,
+    "ebnf": _OFF,
+    "stop_regex": _OFF,
+    "mirostat": (*_OFF, 0),
+    "typical_p": (*_OFF, 1.0),
+    "dry_multiplier": (*_OFF, 0.0),
+    "xtc_probability": (*_OFF, 0.0),
+    "dynatemp_range": (*_OFF, 0.0),
+    "top_n_sigma": (*_OFF, -1),
+    "repeat_penalty": (*_OFF, 1.0),
+    "lora": _OFF,
+    "lora_path": _OFF,
+    "custom_logit_processor": _OFF,
+    "return_hidden_states": _OFF,
+    "thinking": _OFF,
+    "enable_thinking": _OFF,
 }
 """Known fields that would change the answer and are not supported, with the values that ask for nothing.
 
 Any other value is refused by name: an answer that silently ignores a constraint is worse than none."""
+
+HARMLESS_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = HARMLESS | {
+    "tools": _OFF,
+    "tool_choice": (*_OFF, "none", "auto"),
+    "reasoning_effort": (*_OFF, "none"),
+    "chat_template_kwargs": _OFF,
+    "continue_final_message": _OFF,
+    "max_completion_tokens": (None,),
+    "top_logprobs": (None, 0),
+}
+"""Besides, what only chats have."""
+
+HARMLESS_IN_CHATS: dict[str, tuple[Any, ...]] = HARMLESS | {
+    "echo": _OFF,
+}
+"""Besides, what only completions have."""

@@ -1,9 +1,9 @@
 """From options to a process that serves: start, serve, drain, end.
 
     bind ── start worker ──┬── HTTP up: 503 "loading" ──┬── ready: greet, serve ──┬── SIGTERM: drain ── exit 0
-                           └── load the tokenizer ──────┘                         └── worker lost ───── exit 1
+                           └── load the tokenizer ──────┘                         └── worker lost for good ── exit 1
 
-The worker loads the model while this process loads the tokenizer.
+The worker loads the model while this process loads the tokenizer. Later ones are the supervisor's business.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import gc
 import logging
 import resource
 import signal
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,22 +22,33 @@ from concurrent.futures import ThreadPoolExecutor
 import uvloop
 
 from chairlift.core.admission import Admission
-from chairlift.core.errors import EngineDead, InvalidModel
+from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.metrics.serving import ServingMetrics
+from chairlift.models.resolve import resolve
 from chairlift.server.access import Access
 from chairlift.server.admin import Admin
+from chairlift.server.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from chairlift.server.app import App
 from chairlift.server.client import EngineClient
+from chairlift.server.cors import Cors
+from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
-from chairlift.server.greeting import base_url, greeting
+from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
+from chairlift.server.passes import Passes, Reader
 from chairlift.server.ports import ServedText
-from chairlift.server.process import WorkerCommand, WorkerProcess
+from chairlift.server.process import WorkerCommand
+from chairlift.server.restarts import Restarts
 from chairlift.server.served_text import load_served_text
-from chairlift.wire import Ready
+from chairlift.server.supervisor import Supervisor, ending
+from chairlift.server.tls import load_certificate, server_context
+from chairlift.server.unix_socket import removed_at_end
+from chairlift.server.usage_log import UsageLog
+from chairlift.text.passages import PassageTokenizer, load_passages
+from chairlift.wire import EncoderReady, Ready
 
 _log = logging.getLogger("chairlift.server")
 
@@ -57,8 +69,11 @@ def serve(
     model: str,
     worker_command: WorkerCommand,
     load_text: Callable[[str], ServedText] = load_served_text,
+    embedding_model: str | None = None,
 ) -> int:
     """Serve `model` until told to stop; returns the exit status. Prints to standard output once it is ready.
+
+    `embedding_model` is the one that reads texts for vectors, if it is another.
 
     Raises:
         InvalidOption: the address cannot be bound.
@@ -68,12 +83,41 @@ def serve(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     _allow_descriptors()
+    keys = _keys(options)
+    context = server_context(options)
     sock = bind(options)
     _log.info("loading %s", model)
-    with contextlib.closing(sock), WorkerProcess(worker_command) as process:
-        service = _Service(options, process, lambda: load_text(model))
+    with contextlib.closing(sock), removed_at_end(options.uds), contextlib.ExitStack() as stack:
+        usage_log = None
+        if options.usage_log is not None:
+            usage_log = UsageLog(options.usage_log, time.monotonic, time.time)
+            stack.callback(usage_log.close, FLUSH_TIMEOUT_S)
+        url = (
+            f"http://{LOCAL_NAME}"
+            if options.uds is not None
+            else base_url(options.host, sock.getsockname()[1], "http" if context is None else "https")
+        )
+        service = _Service(
+            options,
+            worker_command,
+            lambda: load_text(model),
+            lambda: load_passages(resolve(embedding_model or model)),
+            context,
+            usage_log,
+            keys,
+        )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(service.run(HttpServer(service.app, sock, options), sock.getsockname()[1]))
+            return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
+
+
+def _keys(options: ServerOptions) -> ApiKeys:
+    if options.api_key_file is None:
+        return NO_KEYS
+    path = options.api_key_file
+    keys = read_api_keys(path, (*options.admin_api_keys, *options.metrics_api_keys))
+    if keys.is_exposed:
+        _log.warning("%s holds keys and can be read by others: chmod 600, or keep digests in it (sha256:)", path)
+    return keys
 
 
 def _allow_descriptors() -> None:
@@ -85,52 +129,95 @@ def _allow_descriptors() -> None:
 class _Service:
     """One server process's life."""
 
-    def __init__(self, options: ServerOptions, process: WorkerProcess, load_text: Callable[[], ServedText]) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        command: WorkerCommand,
+        load_text: Callable[[], ServedText],
+        load_passages: Callable[[], PassageTokenizer],
+        context: ssl.SSLContext | None,
+        usage_log: UsageLog | None,
+        keys: ApiKeys,
+    ) -> None:
         self._options = options
-        self._process = process
+        self._context = context
+        self._command = command
         self._load_text = load_text
+        self._load_passages = load_passages
         self._signals = 0
         self._told = asyncio.Event()
-        """Something happened: a signal, or the worker is lost."""
+        """Something happened: a signal, or the engine is lost for good."""
         self._explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        self._access = Access(
+            options.api_keys,
+            options.host,
+            options.allowed_hosts,
+            options.admin_api_keys,
+            options.metrics_api_keys,
+            keys.principals,
+        )
+        self._admission = Admission(options.admission, policy=options.scheduling_policy)
+        self._admission.set_own_limits(keys.limits)
+        self._encoder_admission = Admission(options.admission, policy=options.scheduling_policy)
+        self._encoder_admission.set_own_limits(keys.limits)
         self.app = App(
-            Access(options.api_keys, options.host, options.allowed_hosts, options.admin_api_keys),
+            self._access,
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
             admin=None if self._explanations is None else Admin(self._explanations, options.admission),
+            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
+            root_path=options.root_path,
+            usage_log=usage_log,
         )
 
-    async def run(self, http: HttpServer, port: int) -> int:
+    async def run(self, http: HttpServer, url: str) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        admission = Admission(self._options.admission, policy=self._options.scheduling_policy)
-        _, client = await loop.create_unix_connection(
-            lambda: EngineClient(self._metrics, self._explanations, admission), sock=self._process.sock
-        )
-        client.dead.add_done_callback(lambda _: self._told.set())
-        await http.start()
-        with ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
+        if self._context is not None or self._options.api_key_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._renew)
+        side = EncoderSide(self._encoder_admission, self._encoder_metrics)
+        client = EngineClient(self._metrics, self._explanations, self._admission, side)
+        restarts = Restarts(self._options.max_engine_restarts)
+        supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic)
+        with contextlib.closing(supervisor), ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
             try:
-                ready = await self._load(client, pool)
+                await supervisor.start()
+                await http.start()
+                ready = await self._load(client, supervisor, pool)
                 if ready is None:
                     return EXIT_OK
-                self._greet(ready, port)
+                self._greet(ready, url)
                 gc.collect()
                 gc.freeze()  # the model's vocabulary and the modules live as long as the process
-                await self._told.wait()
-                is_clean = await self._drain(client) if not client.dead.done() else await self._mourn(client)
+                is_clean = await self._serve(client, supervisor)
                 client.drain()
                 await http.stop()
-                await self._process.end(WORKER_EXIT_TIMEOUT_S)
+                await supervisor.end(0.0 if client.dead.done() else WORKER_EXIT_TIMEOUT_S)
                 return EXIT_OK if is_clean else EXIT_LOST
             finally:
-                self._process.kill()
                 client.close()
                 await http.stop()
 
-    async def _load(self, client: EngineClient, pool: ThreadPoolExecutor) -> Ready | None:
+    async def _serve(self, client: EngineClient, supervisor: Supervisor) -> bool:
+        """Until a signal has been obeyed, or the engine is lost for good; whether everything was finished."""
+        watching = asyncio.create_task(supervisor.run())
+        watching.add_done_callback(lambda _: self._told.set())
+        try:
+            await self._told.wait()
+            if watching.done():
+                watching.result()
+                _log.error("stopping: there is no engine any longer")
+                self.app.draining = True
+                await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
+                return False
+            supervisor.may_restart = False
+            return await self._drain(client)
+        finally:
+            watching.cancel()
+
+    async def _load(self, client: EngineClient, supervisor: Supervisor, pool: ThreadPoolExecutor) -> Ready | None:
         """Until everything is there; None if a signal came first."""
         loop = asyncio.get_running_loop()
         text = await loop.run_in_executor(pool, self._load_text)
@@ -138,7 +225,7 @@ class _Service:
         await asyncio.wait((client.ready, told), return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
         if client.dead.done():
-            await self._explain(client)
+            await self._explain(client, supervisor)
         if self._signals or not client.ready.done():
             return None
         ready = client.ready.result()
@@ -158,66 +245,127 @@ class _Service:
             max_body_bytes=options.max_body_bytes,
             max_pending_bytes=options.max_pending_bytes,
             overload_status=options.overload_status,
+            tells_timings=options.enable_per_request_metrics,
+            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
+        if ready.encoder is not None:
+            passages = await loop.run_in_executor(pool, self._load_passages)
+            self.app.passes = self._passes(client, ready, ready.encoder, passages, pool)
         self.app.serving = engine, generation
         return ready
 
-    async def _explain(self, client: EngineClient) -> None:
+    def _passes(
+        self,
+        client: EngineClient,
+        ready: Ready,
+        encoder: EncoderReady,
+        passages: PassageTokenizer,
+        pool: ThreadPoolExecutor,
+    ) -> Passes:
+        options = self._options
+        names = options.served_model_names if not ready.generates else ()
+        reader = Reader(
+            client=client,
+            passages=passages,
+            max_model_len=encoder.max_model_len,
+            num_outputs=encoder.num_outputs,
+            labels=tuple(encoder.labels),
+            served_names=names or (encoder.model_name,),
+            created=int(time.time()),
+        )
+        return Passes(
+            reader,
+            pool,
+            time.monotonic,
+            time.time,
+            max_body_bytes=options.max_body_bytes,
+            overload_status=options.overload_status,
+        )
+
+    async def _explain(self, client: EngineClient, supervisor: Supervisor) -> None:
         """The worker ended before it was ready: its own words if it had any.
 
         Raises:
             InvalidModel: the model or an option is at fault.
             EngineDead: anything else.
         """
-        status = await self._process.wait(WORKER_EXIT_TIMEOUT_S)
+        status = await supervisor.wait(WORKER_EXIT_TIMEOUT_S)
         reason = client.dead.result()
         if status == _CANNOT_START:
             raise InvalidModel(reason)
-        raise EngineDead(f"{reason} (the worker's exit status: {status})")
+        raise EngineDead(f"{reason} ({ending(status)})")
 
     def _metrics(self, ready: Ready) -> ServingMetrics:
         names = self._options.served_model_names or (ready.model_name,)
         return ServingMetrics(names[0], ready.max_model_len, ready.num_blocks, ready.block_size)
 
-    def _greet(self, ready: Ready, port: int) -> None:
+    def _encoder_metrics(self, ready: EncoderReady) -> ServingMetrics:
+        return ServingMetrics(ready.model_name, ready.max_model_len, 0, ready.max_model_len, engine="1")
+
+    def _greet(self, ready: Ready, url: str) -> None:
         names = self._options.served_model_names or (ready.model_name,)
         text = greeting(
-            base_url(self._options.host, port),
+            url,
             names[0],
             max_model_len=ready.max_model_len,
             load_s=ready.load_s,
             resident_bytes=ready.resident_bytes,
-            needs_key=bool(self._options.api_keys),
+            needs_key=self._options.wants_keys,
+            uds=self._options.uds,
+            generates=ready.generates,
         )
         try:
             print(text, flush=True)
         except OSError as error:  # nobody reads it, or a full disk: no reason not to serve
             _log.warning("standard output cannot be written: %s", error.strerror)
 
+    def _renew(self) -> None:
+        """SIGHUP: read again what may change while serving."""
+        if self._context is not None:
+            self._renew_certificate(self._context)
+        if self._options.api_key_file is not None:
+            self._renew_keys()
+
+    def _renew_keys(self) -> None:
+        """Who has lost their key may finish what is in flight."""
+        try:
+            keys = _keys(self._options)
+        except InvalidOption as error:
+            _log.error("the API keys stay as they were: %s", error)
+            return
+        self._access.set_principals(keys.principals)
+        self._admission.set_own_limits(keys.limits)
+        self._encoder_admission.set_own_limits(keys.limits)
+        _log.info("%d API keys were read; weights are those of the start", len(keys.principals))
+
+    def _renew_certificate(self, context: ssl.SSLContext) -> None:
+        try:
+            load_certificate(context, self._options)
+        except InvalidOption as error:
+            _log.error("the certificate stays as it was: %s", error)
+        else:
+            _log.info("new connections get the new certificate")
+
     def _on_signal(self) -> None:
         self._signals += 1
         self._told.set()
 
     async def _drain(self, client: EngineClient) -> bool:
-        """Let what is there finish; whether everything did."""
+        """Let what is there finish; whether everything did. An engine that was lost before had nothing to finish."""
+        was_dead = client.dead.done()
         app, timeout_s = self.app, self._options.shutdown_timeout_s
         app.draining = True
         _log.info("stopping: %d requests in flight, at most %g s", app.num_generating, timeout_s)
         client.close_queue()
         await self._until_quiet(timeout_s, lambda: self._signals > 1 or client.dead.done())
         if not app.num_generating:
-            return not client.dead.done()
+            return was_dead or not client.dead.done()
         _log.warning("stopping now: %d requests are not finished", app.num_generating)
         if app.serving is not None:
-            app.serving[1].fail_all(unavailable("The server is shutting down.", "shutting_down"))
-        await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
-        return False
-
-    async def _mourn(self, client: EngineClient) -> bool:
-        """The worker is lost, and with it every answer: let the errors reach the clients."""
-        status = await self._process.wait(FLUSH_TIMEOUT_S)
-        _log.error("the engine is lost (exit status %s): %s", status, client.dead.result())
-        self.app.draining = True
+            error = unavailable("The server is shutting down.", "shutting_down")
+            app.serving[1].fail_all(error)
+            if app.passes is not None:
+                app.passes.fail_all(error)
         await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
         return False
 

@@ -19,7 +19,8 @@ encode_json = msgspec.json.Encoder().encode
 DONE = b"data: [DONE]\n\n"
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
-_MARK = "\x00text\x00"
+MARK = "\x00text\x00"
+"""Stands for a text in an event that is cut there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,19 @@ class Usage:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int
+    num_reasoning_tokens: int | None = None
+    """Of the output; None if the model is not known to think."""
 
     def as_json(self) -> dict[str, Any]:
-        return {
+        told: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_output_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
         }
+        if self.num_reasoning_tokens is not None:
+            told["completion_tokens_details"] = {"reasoning_tokens": self.num_reasoning_tokens}
+        return told
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Shape:
     created: int
     model: str
     include_usage: bool = False
+    service_tier: str | None = None
 
     def opening(self, index: int, fields: dict[str, Any] | None = None) -> bytes:
         """What a choice's stream begins with: a chat says who speaks. `fields` are about the whole response."""
@@ -58,19 +65,27 @@ class Shape:
 
     def split(self, index: int) -> tuple[bytes, bytes]:
         """Head and tail of an event that carries text and nothing else."""
-        head, _, tail = self.text(index, _MARK).partition(encode_json(_MARK))
+        head, _, tail = self.text(index, MARK).partition(encode_json(MARK))
         return head, tail
 
-    def text(
+    def text(self, index: int, text: str) -> bytes:
+        """An event with a piece of text."""
+        return self.delta(index, self.content(text))
+
+    def delta(
         self,
         index: int,
-        text: str,
+        delta: dict[str, Any],
         logprobs: dict[str, Any] | None = None,
         more: dict[str, Any] | None = None,
         usage: Usage | None = None,
     ) -> bytes:
-        """An event with a piece of text; `more` are further fields of the choice."""
-        return self._event([self._chunk(index, self._delta(text), logprobs) | (more or {})], usage)
+        """An event with a piece of an answer; `more` are further fields of the choice."""
+        return self._event([self._chunk(index, delta, logprobs) | (more or {})], usage)
+
+    def content(self, text: str) -> dict[str, Any]:
+        """A piece of text as a delta."""
+        return {"content": text} if self.chat else {"text": text}
 
     def end(
         self,
@@ -79,10 +94,12 @@ class Shape:
         reason: FinishReason,
         stop_reason: int | str | None,
         usage: Usage | None = None,
+        *,
+        calls: bool = False,
     ) -> bytes:
-        """The last event of a choice, with the text that was held back."""
-        chunk = self._chunk(index, self._delta(text) if text or not self.chat else {}, None)
-        chunk |= {"finish_reason": _FINISH_REASONS[reason], "stop_reason": stop_reason}
+        """The last event of a choice, with the text that was held back; with `calls` it calls functions."""
+        chunk = self._chunk(index, self.content(text) if text or not self.chat else {}, None)
+        chunk |= _finish_fields(reason, stop_reason, calls)
         return self._event([chunk], usage)
 
     def totals(self, usage: Usage | None, fields: dict[str, Any]) -> bytes:
@@ -92,20 +109,20 @@ class Shape:
     def choice(
         self,
         index: int,
-        text: str,
+        content: dict[str, Any],
         logprobs: dict[str, Any] | None,
         reason: FinishReason,
         stop_reason: int | str | None,
         more: dict[str, Any],
+        *,
+        calls: bool = False,
     ) -> dict[str, Any]:
-        """A whole answer, not streamed."""
-        content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        """A whole answer, not streamed; `content` is the message of a chat, or the text of a completion."""
         return {
             "index": index,
             **content,
             "logprobs": logprobs,
-            "finish_reason": _FINISH_REASONS[reason],
-            "stop_reason": stop_reason,
+            **_finish_fields(reason, stop_reason, calls),
             **more,
         }
 
@@ -118,11 +135,9 @@ class Shape:
         content = {"delta": delta} if self.chat else delta
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
 
-    def _delta(self, text: str) -> dict[str, Any]:
-        return {"content": text} if self.chat else {"text": text}
-
     def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        envelope = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+        return envelope if self.service_tier is None else envelope | {"service_tier": self.service_tier}
 
     def _event(
         self, choices: list[dict[str, Any]], usage: Usage | None = None, fields: dict[str, Any] | None = None
@@ -135,3 +150,8 @@ class Shape:
         if fields:
             body |= fields
         return b"data: " + encode_json(body) + b"\n\n"
+
+
+def _finish_fields(reason: FinishReason, stop_reason: int | str | None, calls: bool) -> dict[str, Any]:
+    told = "tool_calls" if calls and reason is FinishReason.STOP else _FINISH_REASONS[reason]
+    return {"finish_reason": told, "stop_reason": stop_reason}

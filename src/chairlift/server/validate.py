@@ -11,11 +11,22 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from chairlift.core.errors import InvalidRequest
+from chairlift.core.structured import StructuredOutputs
 from chairlift.core.types import MAX_LOGPROBS, SamplingParams
+from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.errors import bad_request, from_invalid
 from chairlift.server.identity import MAX_TENANT_CHARS
 from chairlift.server.json_body import convert
-from chairlift.server.protocol import HARMLESS, ChatBody, CompletionBody, Message, SamplingFields
+from chairlift.server.ports import ChatManners, ChatPrompt
+from chairlift.server.protocol import (
+    HARMLESS_IN_CHATS,
+    HARMLESS_IN_COMPLETIONS,
+    ChatBody,
+    CompletionBody,
+    SamplingFields,
+)
+from chairlift.server.structured import asked_form
+from chairlift.server.tools import ToolUse, tool_use
 
 T = TypeVar("T")
 
@@ -30,15 +41,21 @@ MAX_INT = 2**31 - 1
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
-ROLES = ("system", "developer", "user", "assistant")
-_SAME_ROLES = {"developer": "system"}
-"""The newer name of a role that chat templates know by the older one."""
+MAX_METADATA = 16
+MAX_STREAM_INTERVAL = 1024
+
+SERVICE_TIERS = {"auto": "default", "default": "default", "priority": "default", "scale": "default", "flex": "flex"}
+"""The ways of being served that clients ask for, and how they are: nobody is before others for the asking."""
+FLEX_PRIORITY = 1
+"""Of requests that gladly wait: behind all that say nothing."""
 
 Defaults = Mapping[str, float | int]
 """What the model's makers recommend where a request says nothing, by the names of `SamplingParams`."""
 
-Prompt = str | list[int] | list[dict[str, str]]
-"""Text, token ids, or the messages of a chat."""
+Prompt = str | list[int] | ChatPrompt
+"""Text, token ids, or a conversation."""
+
+PLAIN = ChatManners()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +73,13 @@ class Presentation:
     """`max_tokens` 0 with `echo`: only the prompt's log-probabilities are wanted."""
     explain: bool = False
     """Say at the end what was decided about each answer."""
+    num_kept: int | None = None
+    """Of a prompt's answers only so many are shown, the likeliest."""
+    include_reasoning: bool = True
+    stream_interval: int = 1
+    """Tokens per event, from the second event on."""
+    service_tier: str | None = None
+    """How it is served, if that was asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +94,6 @@ class Validated:
     truncate_to: int | None
     """Keep only the last so many prompt tokens; -1: as many as the context takes."""
     add_special_tokens: bool
-    add_generation_prompt: bool
     priority: int
     cache_salt: str
     user: str
@@ -79,9 +102,11 @@ class Validated:
     e2e_deadline_s: float | None
     """Deadlines count from the arrival."""
     request_id: str | None
+    shows_logprobs: bool
     shows_prompt_logprobs: bool
     """As a field of their own; `echo` may want the scores for its own shape only."""
     show: Presentation
+    tools: ToolUse | None = None
 
 
 def model_name(content: dict[str, Any]) -> str | None:
@@ -98,11 +123,12 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
     Raises:
         ApiError: 400, naming the field.
     """
-    _refuse_unsupported(content)
+    _refuse_unsupported(content, HARMLESS_IN_COMPLETIONS)
     body = convert(content, CompletionBody)
     echo = bool(body.echo)
+    num_kept = _num_kept(body)
     scores_only = echo and body.max_tokens == 0
-    _check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
     prompt_logprobs = body.prompt_logprobs
     if echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
@@ -110,53 +136,92 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
         body,
         defaults,
         max_tokens=1 if scores_only else body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
-        logprobs=body.logprobs,
+        logprobs=body.logprobs if num_kept is None else body.logprobs or 0,
         prompt_logprobs=prompt_logprobs,
+        form=asked_form(body),
     )
-    show = _presentation(body, chat=False, echo=echo, scores=body.logprobs is not None, discard_output=scores_only)
-    return _validated(body, _completion_prompts(body), params, show, clip=body.max_tokens is None)
+    show = _presentation(
+        body,
+        chat=False,
+        echo=echo,
+        scores=body.logprobs is not None,
+        discard_output=scores_only,
+        num_kept=num_kept,
+    )
+    return _validated(
+        body,
+        _completion_prompts(body),
+        params,
+        show,
+        num_choices=body.n if num_kept is None else body.best_of,
+        shows_logprobs=body.logprobs is not None,
+        clip=body.max_tokens is None,
+    )
 
 
-def chat(content: dict[str, Any], defaults: Defaults) -> Validated:
-    """A body of /v1/chat/completions.
+def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLAIN) -> Validated:
+    """A body of /v1/chat/completions, for a model that chats like this.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    _refuse_unsupported(content)
+    _refuse_unsupported(content, HARMLESS_IN_CHATS)
+    if content.get("best_of") not in (None, content.get("n") or 1):
+        raise bad_request("best_of is not defined for chats", "best_of", "unsupported_parameter")
     body = convert(content, ChatBody)
-    if not body.messages:
-        raise bad_request("messages must not be empty", "messages")
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
-    _check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    tools = tool_use(body, manners)
     params = _params(
         body,
         defaults,
         max_tokens=int(defaults["max_tokens"]) if max_tokens is None and "max_tokens" in defaults else max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        form=_chat_form(body, tools),
     )
-    messages = [_message(message, index) for index, message in enumerate(body.messages)]
-    show = _presentation(body, chat=True)
+    show = _presentation(body, chat=True, include_reasoning=body.include_reasoning is not False)
     return _validated(
         body,
-        [messages],
+        [chat_prompt(body, tools, manners)],
         params,
         show,
+        num_choices=body.n,
+        shows_logprobs=bool(body.logprobs),
         clip=max_tokens is None,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        tools=tools,
     )
 
 
-def _refuse_unsupported(content: dict[str, Any]) -> None:
+def _refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
     for name, value in content.items():
-        if name in HARMLESS and value not in HARMLESS[name]:
+        if name in harmless and value not in harmless[name]:
             raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
-    n, best_of = content.get("n"), content.get("best_of")
-    if best_of is not None and best_of != (1 if n is None else n):
-        raise bad_request("best_of other than n is not supported by this server", "best_of", "unsupported_parameter")
+
+
+def _num_kept(body: CompletionBody) -> int | None:
+    """How many of `best_of` answers are shown; None if all are."""
+    n = 1 if body.n is None else body.n
+    if body.best_of is None or body.best_of == n:
+        return None
+    check_range("best_of", body.best_of, 1, MAX_CHOICES)
+    if body.best_of < n:
+        raise bad_request("best_of must be at least n", "best_of")
+    for name in ("stream", "explain"):
+        if getattr(body, name):
+            raise bad_request(
+                f"best_of above n excludes {name}: which answers are shown is known at the end", "best_of"
+            )
+    return n
+
+
+def _chat_form(body: ChatBody, tools: ToolUse | None) -> StructuredOutputs | None:
+    form = asked_form(body)
+    if tools is None:
+        return form
+    return tools.answer_form(form, "structured_outputs" if body.response_format is None else "response_format")
 
 
 def _params(
@@ -166,11 +231,12 @@ def _params(
     max_tokens: int | None,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    form: StructuredOutputs | None,
 ) -> SamplingParams:
     _check_list("stop_token_ids", body.stop_token_ids)
     _check_list("logit_bias", body.logit_bias)
-    _check_range("top_k", body.top_k, -1, MAX_INT)
-    _check_range("min_tokens", body.min_tokens, 0, MAX_INT)
+    check_range("top_k", body.top_k, -1, MAX_INT)
+    check_range("min_tokens", body.min_tokens, 0, MAX_INT)
     try:
         return SamplingParams(
             max_tokens=max_tokens,
@@ -191,13 +257,21 @@ def _params(
             ignore_eos=bool(body.ignore_eos),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
+            structured_outputs=form,
         )
     except InvalidRequest as error:
         raise from_invalid(error) from None
 
 
 def _presentation(
-    body: SamplingFields, *, chat: bool, echo: bool = False, scores: bool = False, discard_output: bool = False
+    body: SamplingFields,
+    *,
+    chat: bool,
+    echo: bool = False,
+    scores: bool = False,
+    discard_output: bool = False,
+    num_kept: int | None = None,
+    include_reasoning: bool = True,
 ) -> Presentation:
     stream = bool(body.stream)
     if stream and body.prompt_logprobs is not None:
@@ -206,6 +280,10 @@ def _presentation(
         raise bad_request("logprobs with echo are not available when stream is true", "logprobs")
     if body.stream_options is not None and not stream:
         raise bad_request("stream_options needs stream to be true", "stream_options")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        message = "stream_options.include_obfuscation is not supported by this server"
+        raise bad_request(message, "stream_options", "unsupported_parameter")
+    check_range("stream_interval", body.stream_interval, 1, MAX_STREAM_INTERVAL)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return Presentation(
         chat=chat,
@@ -217,7 +295,18 @@ def _presentation(
         skip_special_tokens=body.skip_special_tokens is not False,
         discard_output=discard_output,
         explain=bool(body.explain),
+        num_kept=num_kept,
+        include_reasoning=include_reasoning,
+        stream_interval=_or(body.stream_interval, 1),
+        service_tier=_service_tier(body),
     )
+
+
+def _service_tier(body: SamplingFields) -> str | None:
+    tier = body.service_tier
+    if tier is not None and tier not in SERVICE_TIERS:
+        raise bad_request(f"service_tier must be one of {', '.join(SERVICE_TIERS)}", "service_tier")
+    return None if tier is None else SERVICE_TIERS[tier]
 
 
 def _validated(
@@ -226,17 +315,21 @@ def _validated(
     params: SamplingParams,
     show: Presentation,
     *,
-    clip: bool = False,
-    add_generation_prompt: bool = True,
+    num_choices: int | None,
+    shows_logprobs: bool,
+    clip: bool,
+    tools: ToolUse | None = None,
 ) -> Validated:
-    n = 1 if body.n is None else body.n
-    _check_range("n", n, 1, MAX_CHOICES)
+    check_range("n", body.n, 1, MAX_CHOICES)
+    n = _or(num_choices, 1)
     if n * len(prompts) > MAX_CHOICES:
         raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
-    _check_range("priority", body.priority, -MAX_INT, MAX_INT)
-    _check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
+    check_range("priority", body.priority, -MAX_INT, MAX_INT)
+    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
     if body.truncate_prompt_tokens == 0:
         raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+    if len(body.metadata or ()) > MAX_METADATA:
+        raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
         raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
     return Validated(
@@ -246,19 +339,21 @@ def _validated(
         clip_max_tokens=clip,
         truncate_to=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens is not False,
-        add_generation_prompt=add_generation_prompt,
-        priority=_or(body.priority, 0),
+        priority=_or(body.priority, FLEX_PRIORITY if body.service_tier == "flex" else 0),
         cache_salt=body.cache_salt or "",
-        user=_user(body),
-        ttft_deadline_s=_deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
-        e2e_deadline_s=_deadline_s("e2e_deadline_ms", body.e2e_deadline_ms),
+        user=user_name(body),
+        ttft_deadline_s=deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
+        e2e_deadline_s=deadline_s("e2e_deadline_ms", body.e2e_deadline_ms),
         request_id=body.request_id,
+        shows_logprobs=shows_logprobs,
         shows_prompt_logprobs=body.prompt_logprobs is not None,
         show=show,
+        tools=tools,
     )
 
 
-def _user(body: SamplingFields) -> str:
+def user_name(body: object) -> str:
+    """Whom the client asks for, by any of the fields for that; raises a 400 for a name that is too long."""
     for name in ("user", "safety_identifier"):
         value = getattr(body, name) or ""
         if len(value) > MAX_TENANT_CHARS:
@@ -268,7 +363,8 @@ def _user(body: SamplingFields) -> str:
     return ""
 
 
-def _deadline_s(name: str, value_ms: float | None) -> float | None:
+def deadline_s(name: str, value_ms: float | None) -> float | None:
+    """Seconds after the arrival; raises a 400 for what is no time."""
     if value_ms is None:
         return None
     if not (value_ms > 0 and math.isfinite(value_ms)):
@@ -299,26 +395,6 @@ def _token_ids(prompt: list[Any]) -> list[int]:
     return prompt
 
 
-def _message(message: Message, index: int) -> dict[str, str]:
-    """Role and text of a message. Parts are joined as they are: they were one text before a client split them."""
-    field = f"messages[{index}]"
-    if message.role not in ROLES:
-        raise bad_request(f"{field}.role must be one of {', '.join(ROLES)}", "messages")
-    if message.tool_calls or message.function_call:
-        raise bad_request(f"{field}: tool calls are not supported by this server", "messages", "unsupported_parameter")
-    if message.content is None:
-        raise bad_request(f"{field}.content must not be empty", "messages")
-    role = _SAME_ROLES.get(message.role, message.role)
-    if isinstance(message.content, str):
-        return {"role": role, "content": message.content}
-    texts = []
-    for part in message.content:
-        if part.type != "text" or part.text is None:
-            raise bad_request(f"{field}.content: only parts of type text are supported", "messages")
-        texts.append(part.text)
-    return {"role": role, "content": "".join(texts)}
-
-
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
@@ -340,7 +416,8 @@ def _check_list(name: str, values: list[int] | dict[str, float] | None) -> None:
         raise bad_request(f"{name} may have at most {MAX_TOKEN_LIST} entries", name)
 
 
-def _check_range(name: str, value: int | None, low: int, high: int) -> None:
+def check_range(name: str, value: int | None, low: int, high: int) -> None:
+    """Raises a 400 that names the field."""
     if value is not None and not low <= value <= high:
         raise bad_request(f"{name} must be between {low} and {high}", name)
 

@@ -7,19 +7,23 @@ from datetime import datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from jinja2 import Template
+from jinja2 import Template, meta
 from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models.files import shown
-from chairlift.text.guard import SpecialGuard
+from chairlift.text.guard import SpecialGuard, strings_of
 from chairlift.text.messages import Conversation, conversation_of
 from chairlift.text.meter import Bounds, Meter, RenderLimit
 from chairlift.text.sandbox import TemplateEnvironment
+from chairlift.text.specials import Span
 from chairlift.text.template_functions import TemplateRefusal
 from chairlift.text.tokenizer import Tokenizer
 
 MAX_TEMPLATE_CHARS = 1 << 18
+
+MARKS = range(0xE000, 0xF900)
+"""Characters without a meaning: one that a conversation does not hold marks a place in it."""
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -53,6 +57,10 @@ class ChatTemplate:
         self._templates = {name: self._compiled(source) for name, source in named.items()}
         if DEFAULT_TEMPLATE not in self._templates:
             raise InvalidModel("the chat templates lack one named default")
+        self.tool_source = named.get(TOOL_TEMPLATE, named[DEFAULT_TEMPLATE])
+        """The template for requests with tools, as it is written."""
+        self.variables = frozenset().union(*map(self._read_by, named.values()))
+        """Names that the templates read: what a request may set, besides what every template gets."""
         self._guards: WeakKeyDictionary[Tokenizer, SpecialGuard] = WeakKeyDictionary()
         self._try()
 
@@ -79,12 +87,14 @@ class ChatTemplate:
         *,
         tokenizer: Tokenizer,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Tools | None = None,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The tokens of a conversation; of the special tokens in it only those that the template wrote are special.
 
-        The template writes the token that begins a text, if the model wants one.
+        The template writes the token that begins a text, if the model wants one. With `continue_final_message` the
+        tokens end where the last message does, so that the model goes on with it.
 
         Raises:
             InvalidRequest: the messages are malformed, or the template refuses them.
@@ -92,10 +102,14 @@ class ChatTemplate:
         guard = self._guards.get(tokenizer)
         if guard is None:
             guard = self._guards[tokenizer] = SpecialGuard(tokenizer.scanner)
+        conversation = conversation_of(messages, tools, kwargs)
+        mark = _mark_end(conversation) if continue_final_message else None
+        generates = add_generation_prompt and mark is None
         text, spans = guard.render(
-            lambda conversation, originals: self._render(conversation, add_generation_prompt, originals),
-            conversation_of(messages, tools, kwargs),
+            lambda conversation, originals: self._render(conversation, generates, originals), conversation
         )
+        if mark is not None:
+            text, spans = _up_to(mark, text, spans)
         return tokenizer.encode_spans(text, spans)
 
     def _render(
@@ -128,6 +142,13 @@ class ChatTemplate:
             # Besides syntax errors: what is unsafe, what is nested too deeply, and Python's own limits.
             raise InvalidModel(f"a chat template does not compile: {_reason(error)}") from error
 
+    def _read_by(self, source: str) -> frozenset[str]:
+        try:
+            names = meta.find_undeclared_variables(self._environment.parse(source))
+        except Exception as error:
+            raise InvalidModel(f"a chat template does not compile: {_reason(error)}") from error
+        return frozenset(names) - frozenset(self._environment.globals)
+
     def _try(self) -> None:
         """Render something, so that a hostile template is found before the first request."""
         for template in self._templates.values():
@@ -144,6 +165,26 @@ class ChatTemplate:
                 raise InvalidModel(f"a chat template is not safe to use: {_reason(error)}") from error
             except Exception:  # this conversation is not to its taste; others may be
                 continue
+
+
+def _mark_end(conversation: Conversation) -> str:
+    """Put a mark at the end of the last message."""
+    message = conversation.messages[-1]
+    if message["role"] != "assistant" or message.get("tool_calls"):
+        raise InvalidRequest("only text of the assistant can be continued", "continue_final_message")
+    used = {character for text in strings_of(conversation) if not text.isascii() for character in text}
+    mark = next((chr(code) for code in MARKS if chr(code) not in used), None)
+    if mark is None:
+        raise InvalidRequest("messages use too many different characters", "messages")
+    message["content"] += mark
+    return mark
+
+
+def _up_to(mark: str, text: str, spans: list[Span]) -> tuple[str, list[Span]]:
+    if text.count(mark) != 1:
+        raise InvalidRequest("the chat template cannot continue a message", "continue_final_message")
+    end = text.index(mark)
+    return text[:end], [span for span in spans if span.stop <= end]
 
 
 def _reason(error: Exception) -> str:

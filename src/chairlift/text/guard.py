@@ -58,9 +58,9 @@ class SpecialGuard:
         """
         plain = render(conversation, None)
         spelled = self._scanner.find(plain)
-        if not any(self._is_suspect(text) for text in _strings(conversation)):
+        if not any(self._is_suspect(text) for text in strings_of(conversation)):
             return plain, spelled
-        stand_ins = self._stand_ins(chain([plain], _strings(conversation)))
+        stand_ins = self._stand_ins(chain([plain], strings_of(conversation)))
         ends = {code: stand_ins[code] for code in self._ends}
         originals = {stand_in: code for code, stand_in in stand_ins.items()}
 
@@ -145,7 +145,7 @@ def _map_strings(value: Any, rewrite: Callable[[str], str]) -> Any:
     return value
 
 
-def _strings(conversation: Conversation) -> Iterator[str]:
+def strings_of(conversation: Conversation) -> Iterator[str]:
     """Every string of the users'."""
     for message in conversation.messages:
         for name, value in message.items():

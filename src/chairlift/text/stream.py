@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
+from typing import Protocol
 
+from chairlift.text.pieces import TokenBytes
 from chairlift.text.stops import StopAutomaton
-from chairlift.text.tokenizer import Tokenizer
 
 _SURROGATE_HALF = b"\xed\xa0"
+
+
+class BytesByToken(Protocol):
+    """A tokenizer, as far as a stream looks at it."""
+
+    def bytes_of(self, skip_special_tokens: bool) -> TokenBytes: ...
 
 
 class TextStream:
@@ -29,7 +36,7 @@ class TextStream:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: BytesByToken,
         stop: tuple[str, ...] | StopAutomaton = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,

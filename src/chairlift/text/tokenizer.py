@@ -83,6 +83,14 @@ class Tokenizer:
         """
         return [self.encode(text, add_special_tokens=add_special_tokens, allow_special=allow_special) for text in texts]
 
+    def encode_later(self, text: str) -> list[int]:
+        """The tokens of a text that follows other text; special tokens that it spells are text.
+
+        Raises:
+            InvalidRequest: see `encode`.
+        """
+        return self._encode_text(self._later, text)
+
     def encode_spans(self, text: str, spans: Sequence[Span]) -> list[int]:
         """The tokens of a text in which exactly `spans` (in order, apart) are special tokens; none is added.
 

@@ -28,13 +28,15 @@ class Choice:
 class Answer:
     """Everything that has come for one request so far."""
 
-    __slots__ = ("choices", "error", "num_open", "prompt_logprobs", "request")
+    __slots__ = ("choices", "error", "num_open", "prompt_logprobs", "request", "vector")
 
     def __init__(self, request: Request) -> None:
         self.request = request
         self.choices = [Choice() for _ in range(request.n)]
         self.prompt_logprobs: list[TokenLogprob] = []
         self.num_open = request.n
+        self.vector: bytes | None = None
+        """What a single pass gave: float32 numbers, little-endian."""
         self.error: Exception | None = None
         """Why the request as a whole was refused or lost; then nothing more comes."""
 

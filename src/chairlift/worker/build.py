@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from chairlift.core.engine import Engine, Executor, Observer, Pending, Recorder
+from chairlift.core.engine import Engine, Observer, Recorder
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.types import CacheShape, Limits, Request, StepPlan, StepResult
+from chairlift.core.types import CacheShape, Limits, Request
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.grammars.checker import Checker
+from chairlift.grammars.compiling import Vocabulary
+from chairlift.grammars.store import Grammars
 from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
-from chairlift.sampling import Sampler
+from chairlift.sampling import Constraint, ConstraintFactory, Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
 from chairlift.worker.options import EngineOptions
+from chairlift.worker.reporting import Reporting
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +36,13 @@ class Built:
     cache_shape: CacheShape
     journal: Journal | None = None
     """What the engine is recorded by; whoever drives the engine closes it afterwards."""
+    grammars: Grammars | None = None
+    """What requests with a form are asked at, before the engine."""
 
     def close(self) -> None:
         """The engine was driven for the last time."""
+        if self.grammars is not None:
+            self.grammars.close()
         if self.journal is not None:
             self.journal.close()
 
@@ -59,6 +66,7 @@ class LoadedModel:
     text: Text
     limits: Limits
     enable_prefix_caching: bool
+    grammars: Grammars
 
     def engine(self, policy: Policy, observer: Observer | None = None, recorder: Recorder | None = None) -> Engine:
         """A fresh engine, with nothing in its cache."""
@@ -69,7 +77,7 @@ class LoadedModel:
             enable_prefix_caching=self.enable_prefix_caching,
             policy=policy,
         )
-        return Engine(scheduler, _Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
+        return Engine(scheduler, Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
 def build(options: EngineOptions) -> Built:
@@ -84,11 +92,12 @@ def build(options: EngineOptions) -> Built:
     engine = loaded.engine(options.policy(), recorder=journal)
     if journal is not None:
         journal.start(engine.scheduler)
-    return Built(engine, loaded.model, loaded.text, loaded.limits, loaded.executor.cache_shape, journal)
+    shape = loaded.executor.cache_shape
+    return Built(engine, loaded.model, loaded.text, loaded.limits, shape, journal, loaded.grammars)
 
 
 def load(options: EngineOptions) -> LoadedModel:
-    """Load a model. The tokenizer is read while the device compiles.
+    """Load a model. The tokenizer is read, and made ready for grammars, while the device compiles.
 
     Raises:
         InvalidModel: there is no such model, or its files cannot be used.
@@ -112,9 +121,10 @@ def load(options: EngineOptions) -> LoadedModel:
         num_threads=options.num_threads,
     )
     with ThreadPoolExecutor(1, "text") as pool:
-        reading = pool.submit(load_text, model)
-        executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed))
-        text = reading.result()
+        reading = pool.submit(_read_text, model)
+        constraints = _Constraints(reading)
+        executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed, constraints))
+        text, grammars = reading.result()
 
     shape = executor.cache_shape
     num_cache_tokens = shape.num_blocks * shape.block_size
@@ -124,7 +134,29 @@ def load(options: EngineOptions) -> LoadedModel:
             "give it more memory (kv_cache_memory_bytes)"
         )
     limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, min(max_model_len, num_cache_tokens))
-    return LoadedModel(executor, model, text, limits, options.enable_prefix_caching)
+    return LoadedModel(executor, model, text, limits, options.enable_prefix_caching, grammars)
+
+
+def _read_text(model: Model) -> tuple[Text, Grammars]:
+    text = load_text(model)
+    tokenizer = text.tokenizer
+    num_tokens = min(tokenizer.vocab_size, model.config.vocab_size)
+    vocabulary = Vocabulary(
+        [tokenizer.token_bytes(token) for token in range(num_tokens)],
+        sorted(token for token in tokenizer.special_token_ids if token < num_tokens),
+        [token for token in text.eos_token_ids if token < num_tokens],
+    )
+    return text, Grammars(vocabulary, tokenizer.encode_later, Checker)
+
+
+class _Constraints:
+    """Follows the grammars of a text that may still be read."""
+
+    def __init__(self, reading: Future[tuple[Text, Grammars]]) -> None:
+        self._reading = reading
+
+    def __call__(self, request: Request, output: list[int]) -> Constraint:
+        return self._reading.result()[1].matcher(request, output)
 
 
 def _max_model_len(options: EngineOptions, model: Model) -> int:
@@ -136,9 +168,10 @@ def _max_model_len(options: EngineOptions, model: Model) -> int:
     return options.max_model_len
 
 
-def _sampler_factory(seed: int | None) -> Callable[[int, int], Sampler]:
+def _sampler_factory(seed: int | None, constraints: ConstraintFactory) -> Callable[[int, int], Sampler]:
     """A sampler whose randomness for requests without a seed is fresh, or repeats with the same engine seed."""
-    return partial(Sampler, entropy=None if seed is None else seed.to_bytes(32, "little"))
+    entropy = None if seed is None else seed.to_bytes(32, "little")
+    return partial(Sampler, entropy=entropy, constraints=constraints)
 
 
 class _StopMatchers:
@@ -154,29 +187,3 @@ class _StopMatchers:
         if self._last[0] is not request:
             self._last = (request, StopAutomaton(request.params.stop))
         return StopMatcher(self._tokenizer, self._last[1])
-
-
-class _Reporting:
-    """An executor whose failures leave their traceback on standard error: callers are only told that there was one."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def submit(self, plan: StepPlan) -> Pending:
-        try:
-            return _ReportingPending(self._executor.submit(plan))
-        except Exception:
-            traceback.print_exc()
-            raise
-
-
-class _ReportingPending:
-    def __init__(self, pending: Pending) -> None:
-        self._pending = pending
-
-    def result(self) -> StepResult:
-        try:
-            return self._pending.result()
-        except Exception:
-            traceback.print_exc()
-            raise

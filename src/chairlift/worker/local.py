@@ -14,7 +14,7 @@ from chairlift.core.errors import EngineDead, InvalidRequest, NeverFits
 from chairlift.core.types import Request
 from chairlift.wire import Abort, Add, Refused, Step
 from chairlift.worker.answers import Answer
-from chairlift.worker.loop import EngineLoop
+from chairlift.worker.loop import EngineLoop, Gate
 
 
 class Reader(Protocol):
@@ -37,8 +37,14 @@ class _Caller:
 class LocalEngine:
     """Starts the loop's thread and routes what comes out of it to the callers."""
 
-    def __init__(self, engine: Engine, on_end: Callable[[], None] | None = None) -> None:
-        self._loop = EngineLoop(engine, time.monotonic, self._take)
+    def __init__(
+        self,
+        engine: Engine,
+        on_end: Callable[[], None] | None = None,
+        gate: Gate | None = None,
+        encoder: Engine | None = None,
+    ) -> None:
+        self._loop = EngineLoop(engine, time.monotonic, self._take, gate=gate, encoder=encoder)
         self._on_end = on_end
         """Called on the loop's thread after the last step."""
         self._callers: dict[int, _Caller] = {}
@@ -126,6 +132,8 @@ class LocalEngine:
         for request_id, choice, scored in step.prompt_logprobs:
             if choice == 0:  # the choices of a request have their prompt in common
                 callers[request_id].answer.prompt_logprobs.extend(scored)
+        for request_id, vector in step.vectors:
+            callers[request_id].answer.vector = vector
         for finish in step.finishes:
             callers[finish.id].answer.choices[finish.choice].finish = finish
         fresh: dict[int, _Caller] = {}

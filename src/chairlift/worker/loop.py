@@ -11,18 +11,34 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput
+from chairlift.grammars.store import Checked
 from chairlift.wire import Abort, Add, Close, Drain, Refused, SetLimits, Step, ToWorker
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
 
+Inbox = SimpleQueue[ToWorker | Checked | None]
+
+
+class Gate(Protocol):
+    """What requests that need something prepared wait at, before the engine hears of them."""
+
+    def ask(self, request: Request, tell: Callable[[Checked], None]) -> Checked | None:
+        """Whether a request may go on. None: not yet known, and `tell` is called later, on another thread."""
+        ...
+
+    def release(self, request_id: int, num_answers: int | None = None) -> None:
+        """So many answers of a request are over, or all; of requests that never came here too."""
+        ...
+
 
 class EngineLoop:
-    """Runs one engine until drained or stopped.
+    """Runs one engine until drained or stopped, or two that share the device: `encoder` gets the single passes.
 
     `emit` is called on the loop's thread, mostly while the device computes, and must not block. It owns what it gets.
     A step that the executor fails costs the requests in it (they finish with an error), not the loop.
@@ -34,13 +50,22 @@ class EngineLoop:
         clock: Callable[[], float],
         emit: Callable[[Refused | Step], None],
         *,
-        inbox: SimpleQueue[ToWorker | None] | None = None,
+        inbox: Inbox | None = None,
         heartbeat_s: float = HEARTBEAT_S,
+        gate: Gate | None = None,
+        encoder: Engine | None = None,
     ) -> None:
         self._engine = engine
+        self._encoder = encoder
+        self._engines = (engine,) if encoder is None else (engine, encoder)
+        self._turn = 0
+        """Whose step is next if it has one: engines that share the device take turns."""
         self._clock = clock
         self._emit = emit
-        self._inbox: SimpleQueue[ToWorker | None] = SimpleQueue() if inbox is None else inbox
+        self._inbox: Inbox = SimpleQueue() if inbox is None else inbox
+        self._gate = gate
+        self._waiting: dict[int, Request] = {}
+        """At the gate."""
         self._heartbeat_s = heartbeat_s
         self._draining = False
         self._stopping = False
@@ -59,29 +84,50 @@ class EngineLoop:
         Raises:
             Exception: the engine itself broke. What was in flight is lost and the engine must not be used again.
         """
-        engine, clock = self._engine, self._clock
+        clock = self._clock
         output: StepOutput | None = None
-        step_s, num_tokens, num_rows = 0.0, 0, 0
+        last, step_s, num_tokens, num_rows = self._engine, 0.0, 0, 0
         while True:
             self._take_commands()
             begun_at = clock()
-            begun = not self._stopping and engine.begin(begun_at)
+            engine = None if self._stopping else self._begin(begun_at)
             if output is not None:
-                self._send(output, engine.stats(num_tokens, num_rows, step_s))
+                self._send(last, output, last.stats(num_tokens, num_rows, step_s))
                 output = None
-            if begun:
+            for other in self._engines:
+                if other is not engine:
+                    self._flush(other)
+            if engine is not None:
                 num_tokens, num_rows = engine.num_step_tokens, engine.num_step_rows
                 engine.wait()
                 now = clock()
-                output = engine.finish(now)
+                last, output = engine, engine.finish(now)
                 step_s = now - begun_at
                 continue
-            rest = engine.flush(clock())
-            if rest.finishes:
-                self._send(rest, engine.stats())
-            if self._stopping or (self._draining and not engine.has_work):
+            if self._stopping or (self._draining and not self._has_work):
                 return
             self._sleep()
+
+    def _begin(self, now: float) -> Engine | None:
+        """Begin a step of the next engine that has one, and say whose it is."""
+        if self._encoder is None:
+            return self._engine if self._engine.begin(now) else None
+        for turn in (self._turn, 1 - self._turn):
+            engine = self._engines[turn]
+            if engine.has_work and engine.begin(now):
+                self._turn = 1 - turn
+                return engine
+        return None
+
+    def _flush(self, engine: Engine) -> None:
+        """What ended without a step."""
+        rest = engine.flush(self._clock())
+        if rest.finishes:
+            self._send(engine, rest, engine.stats())
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or any(engine.has_work for engine in self._engines)
 
     def _take_commands(self) -> None:
         try:
@@ -92,27 +138,34 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         """Wait for a command, or for what the engine waits for; if neither comes for long, send a heartbeat."""
-        wake_at = self._engine.wake_at()
-        rest_s = self._heartbeat_s if wake_at is None else max(0.0, wake_at - self._clock())
+        wakes = [when for engine in self._engines if (when := engine.wake_at()) is not None]
+        rest_s = max(0.0, min(wakes) - self._clock()) if wakes else self._heartbeat_s
         try:
             command = self._inbox.get(timeout=min(rest_s, self._heartbeat_s))
         except Empty:
             if rest_s >= self._heartbeat_s:
-                self._send(StepOutput(), self._engine.stats())
+                for engine in self._engines:
+                    self._send(engine, StepOutput(), engine.stats())
         else:
             self._apply(command)
 
-    def _apply(self, command: ToWorker | None) -> None:
+    def _apply(self, command: ToWorker | Checked | None) -> None:
         match command:
             case Add(request):
                 self._add(request)
+            case Checked():
+                self._pass(command)
             case Abort(request_id):
-                self._engine.abort(request_id, self._clock())
+                if self._waiting.pop(request_id, None) is not None:
+                    self._emit(Refused(request_id, "the request was aborted", None, never=False))
+                else:
+                    for engine in self._engines:
+                        engine.abort(request_id, self._clock())
             case Close():
-                self._engine.close()
+                self._close()
             case Drain():
                 self._draining = True
-                self._engine.close()
+                self._close()
             case SetLimits(change):
                 self._set_limits(change)
             case None:
@@ -122,10 +175,39 @@ class EngineLoop:
         if self._draining:
             self._emit(Refused(request.id, "the engine is shutting down", None, never=False))
             return
+        if self._gate is None or request.params.structured_outputs is None:
+            self._queue(request)
+            return
+        self._waiting[request.id] = request
+        if (checked := self._gate.ask(request, self._inbox.put)) is not None:
+            self._pass(checked)
+
+    def _pass(self, checked: Checked) -> None:
+        """A request's form was looked at. One that left meanwhile holds nothing."""
+        request = self._waiting.pop(checked.request_id, None)
+        if request is None:
+            self._release(checked.request_id)
+        elif checked.error is None:
+            self._queue(request)
+        else:
+            message = f"structured output: {checked.error}"
+            self._emit(Refused(request.id, message, "structured_outputs", never=False, is_busy=checked.is_busy))
+
+    def _close(self) -> None:
+        for engine in self._engines:
+            engine.close()
+
+    def _queue(self, request: Request) -> None:
+        engine = self._engine if request.pooling is None or self._encoder is None else self._encoder
         try:
-            self._engine.add(request)
+            engine.add(request)
         except InvalidRequest as error:
+            self._release(request.id)
             self._emit(Refused(request.id, str(error), error.param, never=isinstance(error, NeverFits)))
+
+    def _release(self, request_id: int, num_answers: int | None = None) -> None:
+        if self._gate is not None:
+            self._gate.release(request_id, num_answers)
 
     def _set_limits(self, change: LimitChange) -> None:
         """What is out of range was refused where it came in: a change that is refused here changes nothing."""
@@ -134,11 +216,13 @@ class EngineLoop:
         except InvalidOption as error:
             print(f"chairlift: limits not changed: {error}", file=sys.stderr, flush=True)
 
-    def _send(self, output: StepOutput, stats: EngineStats) -> None:
-        self._emit(to_step(output, stats, self._clock()))
+    def _send(self, engine: Engine, output: StepOutput, stats: EngineStats) -> None:
+        for finish in output.finishes:
+            self._release(finish.id, 1)
+        self._emit(to_step(output, stats, self._clock(), int(engine is self._encoder)))
 
 
-def to_step(output: StepOutput, stats: EngineStats, now: float) -> Step:
+def to_step(output: StepOutput, stats: EngineStats, now: float, engine: int = 0) -> Step:
     """The frame of one step's output. It shares no list with the engine, so that whoever gets it may change them."""
     return Step(
         ids=[key[0] for key in output.keys],
@@ -150,4 +234,6 @@ def to_step(output: StepOutput, stats: EngineStats, now: float) -> Step:
         finishes=list(output.finishes),
         stats=stats,
         now=now,
+        vectors=list(output.vectors.items()),
+        engine=engine,
     )

@@ -22,6 +22,11 @@ DEFAULT_MAX_NUM_SEQS = 128
 MAX_NUM_SEQS = 1 << 16
 """Every row has a block table and sampling state from the start, whether it is used or not."""
 MAX_SEED = 2**64 - 1
+DEFAULT_EMBEDDING_MAX_NUM_SEQS = 64
+DEFAULT_EMBEDDING_WAIT_MS = 4.0
+"""How long the first text of a batch waits for others, where the device is free."""
+LENGTH_WINDOW_S = 0.1
+"""Texts that come within such a time are read in the order of their lengths."""
 MAX_STEP_S = 0.25
 """Longest step to plan for: aborts, deadlines and heartbeats act between steps."""
 
@@ -63,6 +68,13 @@ class EngineOptions:
     itl_objective_ms: float = 0.0
     ttft_objective_ms: float = 0.0
 
+    embedding_model: str | None = None
+    """An encoder beside the model that generates. The other `embedding_` options also hold where `model` is one."""
+    embedding_dtype: Dtype = "float32"
+    embedding_max_num_seqs: int = DEFAULT_EMBEDDING_MAX_NUM_SEQS
+    embedding_max_num_batched_tokens: int | None = None
+    embedding_max_batch_wait_ms: float = DEFAULT_EMBEDDING_WAIT_MS
+
     journal: str | None = None
     """File that every input of the scheduler is written to; none without a name."""
     journal_digest: bool = False
@@ -78,10 +90,17 @@ class EngineOptions:
         _check_at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         _check_at_least("num_threads", self.num_threads, 1)
         _check_at_least("seed", self.seed, 0, MAX_SEED)
-        if not self.model:
+        if not self.model or self.embedding_model == "":
             raise InvalidOption("model must not be empty")
+        self._check_embedding()
         self._check_journal()
         self._check_policy()
+
+    def _check_embedding(self) -> None:
+        _check_choice("embedding_dtype", self.embedding_dtype, get_args(Dtype))
+        _check_at_least("embedding_max_num_seqs", self.embedding_max_num_seqs, 1, MAX_NUM_SEQS)
+        _check_at_least("embedding_max_num_batched_tokens", self.embedding_max_num_batched_tokens, 1)
+        _check_number("embedding_max_batch_wait_ms", self.embedding_max_batch_wait_ms)
 
     def _check_policy(self) -> None:
         _check_choice("batching", self.batching, get_args(BatchingName))
@@ -129,6 +148,19 @@ class EngineOptions:
     def policy(self) -> Policy:
         """What the scheduler is told of all this."""
         return policy_of({name: getattr(self, name) for name in SETTINGS}, max_step_s=MAX_STEP_S)
+
+    def encoder_policy(self) -> Policy:
+        """What the scheduler of single passes is told."""
+        return Policy(
+            batching="dynamic",
+            max_batch_wait_s=self.embedding_max_batch_wait_ms / 1e3,
+            enable_chunked_prefill=False,
+            scheduling_policy=self.scheduling_policy,
+            weights=dict(self.tenant_weights),
+            priority_ageing_s=self.priority_ageing_s,
+            single_pass=True,
+            length_window_s=LENGTH_WINDOW_S,
+        )
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

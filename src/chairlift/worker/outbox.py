@@ -102,7 +102,12 @@ class Outbox:
         if self._num_waiting > self._max_waiting:
             raise EngineDead("the server does not read what the engine sends")
         last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, Step) and isinstance(message, Step) and _num_entries(last) + num_entries <= MAX_MERGED:
+        if (
+            isinstance(last, Step)
+            and isinstance(message, Step)
+            and last.engine == message.engine
+            and _num_entries(last) + num_entries <= MAX_MERGED
+        ):
             self._waiting[-1] = merged(last, message)
             self._num_waiting -= 1
         else:
@@ -126,6 +131,7 @@ def merged(first: Step, second: Step) -> Step:
     first.prompt_logprobs.extend(second.prompt_logprobs)
     first.joined.extend(second.joined)
     first.finishes.extend(second.finishes)
+    first.vectors.extend(second.vectors)
     return msgspec.structs.replace(first, stats=second.stats, now=second.now)
 
 
@@ -134,4 +140,5 @@ def _num_entries(message: FromWorker) -> int:
     if not isinstance(message, Step):
         return 1
     num_logprobs = len(message.logprobs) + sum(len(scored) for _, _, scored in message.prompt_logprobs)
-    return 1 + len(message.tokens) + 4 * len(message.finishes) + 16 * num_logprobs
+    num_vector_bytes = sum(len(vector) for _, vector in message.vectors)
+    return 1 + len(message.tokens) + 4 * len(message.finishes) + 16 * num_logprobs + num_vector_bytes // 16

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import faulthandler
 import gc
 import os
@@ -27,10 +28,11 @@ from chairlift.core.engine import Engine
 from chairlift.core.errors import ChairliftError, EngineDead
 from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, Limits
-from chairlift.wire import Failed, Ready, Refused, ToWorker
+from chairlift.wire import Failed, Ready, Refused
 from chairlift.worker.build import build
+from chairlift.worker.encoder import BuiltEncoder, build_encoder, encoder_files
 from chairlift.worker.inlet import read_commands
-from chairlift.worker.loop import EngineLoop
+from chairlift.worker.loop import EngineLoop, Gate, Inbox
 from chairlift.worker.options import decode_options
 from chairlift.worker.outbox import Outbox
 
@@ -40,6 +42,8 @@ EXIT_CANNOT_START = 2
 
 SWITCH_INTERVAL_S = 5e-4
 """How long a thread that comes back from the device may wait for another one's Python code; the default is 5 ms."""
+
+_PR_SET_PDEATHSIG = 1
 
 FLUSH_TIMEOUT_S = 2.0
 MAX_REPORTED_FRAMES = 10
@@ -64,6 +68,13 @@ def prepare_process() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C may reach the whole group; the server decides what it means
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.dup2(2, 1)  # a library that prints must not write into the server's output
+    _die_with_parent()
+
+
+def _die_with_parent() -> None:
+    """Let the system kill this process when the server dies: one that hangs or is stopped reads nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,19 +88,51 @@ class Loaded:
     policy: Policy = field(default_factory=Policy)
     close: Callable[[], None] = lambda: None
     """Called when the engine was driven for the last time."""
+    gate: Gate | None = None
+    encoder: BuiltEncoder | None = None
+    """Reads single passes, on the same device or, if nothing generates, alone; its engine is then `engine`."""
+    generates: bool = True
 
 
 def _load(encoded_options: str) -> Loaded:
     options = decode_options(encoded_options)
+    files, generates = encoder_files(options)
+    encoder = None if files is None else build_encoder(options, files, alone=not generates)
+    if encoder is not None and not generates:
+        return Loaded(
+            encoder.encoder.name,
+            encoder.engine,
+            encoder.limits,
+            encoder.cache_shape,
+            options.encoder_policy(),
+            encoder.close,
+            encoder=encoder,
+            generates=False,
+        )
     built = build(options)
-    return Loaded(built.model.name, built.engine, built.limits, built.cache_shape, options.policy(), built.close)
+
+    def close() -> None:
+        built.close()
+        if encoder is not None:
+            encoder.close()
+
+    return Loaded(
+        built.model.name,
+        built.engine,
+        built.limits,
+        built.cache_shape,
+        options.policy(),
+        close,
+        built.grammars,
+        encoder,
+    )
 
 
 def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
     """Load, serve the frames on `sock`, and return the exit status. Ends the process if the other side closes."""
     started = time.monotonic()
     outbox = Outbox(sock)
-    inbox: SimpleQueue[ToWorker | None] = SimpleQueue()
+    inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(sock, inbox, outbox), name="reader", daemon=True).start()
     threading.Thread(target=outbox.run, name="writer", daemon=True).start()
     try:
@@ -100,7 +143,8 @@ def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
         outbox.put(_ready(loaded, time.monotonic() - started))
         gc.collect()
         gc.freeze()  # what loading left behind lives as long as the process: no collection need look at it again
-        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox).run()
+        encoder = loaded.encoder.engine if loaded.encoder is not None and loaded.generates else None
+        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox, gate=loaded.gate, encoder=encoder).run()
     except Exception as error:
         return _fail(outbox, error, EXIT_DEAD)
     finally:
@@ -123,7 +167,7 @@ def _fail(outbox: Outbox, error: Exception, status: int) -> int:
     return status
 
 
-def _read(sock: socket.socket, inbox: SimpleQueue[ToWorker | None], outbox: Outbox) -> None:
+def _read(sock: socket.socket, inbox: Inbox, outbox: Outbox) -> None:
     num_bad = 0
     for command in read_commands(sock):
         if isinstance(command, ValueError):
@@ -152,6 +196,8 @@ def _ready(loaded: Loaded, load_s: float) -> Ready:
         long_prefill_token_threshold=loaded.policy.long_prefill_token_threshold,
         itl_objective_s=loaded.policy.itl_objective_s,
         ttft_objective_s=loaded.policy.ttft_objective_s,
+        encoder=None if loaded.encoder is None else loaded.encoder.ready(),
+        generates=loaded.generates,
     )
 
 

@@ -70,10 +70,15 @@ def num_cache_blocks(
     needs a scratch block of its own.
 
     Raises:
-        InvalidOption: not even one block fits.
+        InvalidOption: not even one block fits, or the memory is not there.
     """
-    budget = int(available_bytes() * FREE_MEMORY_SHARE) if memory_bytes is None else memory_bytes
+    available = available_bytes()
+    budget = int(available * FREE_MEMORY_SHARE) if memory_bytes is None else memory_bytes
     num_blocks = min(budget // block_bytes - 1, max_num_seqs * -(-max_model_len // block_size))
+    if memory_bytes is not None and available and num_blocks * block_bytes > available:  # given out when it is used
+        raise InvalidOption(
+            f"a key/value cache of {num_blocks * block_bytes} bytes does not fit: {available} bytes of memory are free"
+        )
     if num_blocks < 1:
         needed = 2 * block_bytes
         raise InvalidOption(f"the key/value cache needs at least {needed} bytes, but may have only {budget}")

@@ -81,9 +81,10 @@ class OpenVINOExecutor:
 
         Those of fillers are computed, which is their price, and dropped.
         """
+        slots = inputs.slots
+        self._sampler.prepare(slots)
         hidden = self._program.hidden_states()
         result = StepResult([])
-        slots = inputs.slots
         num_rows = len(slots) + inputs.num_fillers
         for first in range(0, num_rows, MAX_HEAD_ROWS):
             logits = self._program.logits(hidden[first : min(first + MAX_HEAD_ROWS, num_rows)])

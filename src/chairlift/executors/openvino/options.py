@@ -24,3 +24,16 @@ class ExecutorOptions:
     kv_cache_memory_bytes: int | None = None
     max_num_batched_tokens: int | None = None
     num_threads: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderOptions:
+    """The same for a model of single passes. `max_model_len` is the tokens of one text; `max_num_batched_tokens` None:
+    as many as take about `target_step_s`, by the rate at start."""
+
+    max_num_seqs: int
+    max_model_len: int
+    dtype: Dtype = "float32"
+    max_num_batched_tokens: int | None = None
+    target_step_s: float = 0.5
+    num_threads: int | None = None

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.graph import GROUPS, head_dtype
-from chairlift.executors.openvino.options import ExecutorOptions, KVCacheDtype
+from chairlift.executors.openvino.options import EncoderOptions, ExecutorOptions, KVCacheDtype
 
 Properties = dict[str, str | int | bool]
 
@@ -54,16 +54,31 @@ def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
         raise InvalidOption(f"a bfloat16 key/value cache is not possible {reason}: choose float32 or u8")
     if cache == "float32" and not wide:
         raise InvalidOption(f"a float32 key/value cache is not possible with {options.dtype} weights: bfloat16 or u8")
-    common: Properties = {"ENABLE_CPU_PINNING": False}
-    num_threads = options.num_threads or num_quota_threads(len(os.sched_getaffinity(0)))
-    if num_threads is not None:
-        common["INFERENCE_NUM_THREADS"] = num_threads
+    common = _common(options.num_threads)
     hint = "INFERENCE_PRECISION_HINT"
     quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
     name = _CACHE_NAMES[cache]
     body = {**common, hint: "f32" if wide else "bf16", quantise: str(GROUPS[options.dtype]), "KV_CACHE_PRECISION": name}
     head = {**common, hint: "f32", quantise: str(GROUPS[head_dtype(options.dtype)])}
     return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))
+
+
+def encoder_properties(core: Capable, options: EncoderOptions) -> Properties:
+    """What a single pass in this precision asks of this machine."""
+    wide = options.dtype == "float32" or "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return {
+        **_common(options.num_threads),
+        "INFERENCE_PRECISION_HINT": "f32" if wide else "bf16",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(GROUPS[options.dtype]),
+    }
+
+
+def _common(num_threads: int | None) -> Properties:
+    num_threads = num_threads or num_quota_threads(len(os.sched_getaffinity(0)))
+    common: Properties = {"ENABLE_CPU_PINNING": False}
+    if num_threads is not None:
+        common["INFERENCE_NUM_THREADS"] = num_threads
+    return common
 
 
 def num_quota_threads(num_processors: int, root: Path = Path("/")) -> int | None:

@@ -1,0 +1,1 @@
+"""Grammars: compiled in a child that may be killed, kept within bounds, followed token by token."""

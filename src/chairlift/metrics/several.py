@@ -1,0 +1,44 @@
+"""The series of several engines as one text: a series has one heading, whoever it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.metrics_core import Metric
+
+
+class Counted(Protocol):
+    """Something that can be scraped."""
+
+    def collect(self) -> Iterator[Metric]: ...
+    def render(self) -> bytes: ...
+
+
+class _Merged:
+    def __init__(self, sources: Sequence[Counted]) -> None:
+        self._sources = sources
+
+    def describe(self) -> Iterable[Metric]:
+        """No names up front, as in what is merged."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for source in self._sources:
+            for family in source.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        yield from families.values()
+
+
+def render_all(sources: Sequence[Counted]) -> bytes:
+    """Everything in the Prometheus text format."""
+    if len(sources) == 1:
+        return sources[0].render()
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Merged(sources))
+    return generate_latest(registry)

@@ -1,0 +1,125 @@
+"""POST /v1/embeddings and /classify: what is asked of single passes over texts one by one."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+from chairlift.core.types import PoolingParams
+from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.json_body import convert
+from chairlift.server.passes import Envelope, Item, Job, Outcome, PassFields, Reader, error_json, numbers
+from chairlift.server.shapes import encode_json
+from chairlift.server.validate import check_range
+
+ENCODINGS = ("float", "base64")
+
+
+class EmbeddingBody(PassFields, kw_only=True):
+    """POST /v1/embeddings."""
+
+    input: str | list[str | int | list[int]] | None = None
+    encoding_format: str | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+
+
+class ClassifyBody(PassFields, kw_only=True):
+    """POST /classify."""
+
+    input: str | list[str | int | list[int]] | None = None
+    use_activation: bool | None = None
+
+
+def embeddings(content: dict[str, Any], reader: Reader) -> Job:
+    """A body of /v1/embeddings.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    if reader.labels:
+        raise bad_request("this model classifies texts and gives no embeddings", "model", "unsupported_task")
+    body = convert(content, EmbeddingBody)
+    encoding = body.encoding_format or ENCODINGS[0]
+    if encoding not in ENCODINGS:
+        raise bad_request(f"encoding_format must be one of {', '.join(ENCODINGS)}", "encoding_format")
+    check_range("dimensions", body.dimensions, 1, reader.num_outputs)
+    items, is_list = _items(body.input)
+
+    def entry(index: int, outcome: Outcome) -> dict[str, Any]:
+        if isinstance(outcome, ApiError):
+            return {"object": "error", "index": index, "error": error_json(outcome)}
+        vector = b64encode(outcome).decode() if encoding == "base64" else numbers(outcome).tolist()
+        return {"object": "embedding", "index": index, "embedding": vector}
+
+    return Job(
+        items=items,
+        params=PoolingParams("embed", body.normalize, body.dimensions),
+        fields=body,
+        name=lambda i: f"input[{i}]" if is_list else "input",
+        write=lambda outcomes, envelope: _listed(
+            envelope, [entry(i, outcome) for i, outcome in enumerate(outcomes)], with_id=False
+        ),
+    )
+
+
+def classify(content: dict[str, Any], reader: Reader) -> Job:
+    """A body of /classify.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    if not reader.labels:
+        raise bad_request("this model gives embeddings and classifies nothing", "model", "unsupported_task")
+    body = convert(content, ClassifyBody)
+    items, is_list = _items(body.input)
+
+    def entry(index: int, outcome: Outcome) -> dict[str, Any]:
+        if isinstance(outcome, ApiError):
+            return {"index": index, "error": error_json(outcome)}
+        shares = numbers(outcome).tolist()
+        label = reader.labels[max(range(len(shares)), key=shares.__getitem__)]
+        return {"index": index, "label": label, "probs": shares, "num_classes": len(shares)}
+
+    return Job(
+        items=items,
+        params=PoolingParams("classify", activate=body.use_activation is not False),
+        fields=body,
+        name=lambda i: f"input[{i}]" if is_list else "input",
+        write=lambda outcomes, envelope: _listed(
+            envelope, [entry(i, outcome) for i, outcome in enumerate(outcomes)], with_id=True
+        ),
+    )
+
+
+def _items(given: str | list[str | int | list[int]] | None) -> tuple[list[Item], bool]:
+    """One text or list of token ids, or a list of those; and whether it is a list of them."""
+    if isinstance(given, str):
+        if not given:
+            raise bad_request("input must not be empty", "input")
+        return [given], False
+    if not given:
+        raise bad_request("input must not be empty", "input")
+    if isinstance(given[0], int):
+        if not all(type(token) is int for token in given):
+            raise bad_request("an input of token ids must hold integers only", "input")
+        return [[token for token in given if isinstance(token, int)]], False
+    kind = type(given[0])
+    if any(type(one) is not kind for one in given):
+        raise bad_request("input must be text, token ids, a list of texts or a list of lists of token ids", "input")
+    for i, one in enumerate(given):
+        if one == "":
+            raise bad_request(f"input[{i}] must not be empty", f"input[{i}]")
+        if isinstance(one, list) and any(type(token) is not int for token in one):
+            raise bad_request(f"input[{i}] must hold integers only", f"input[{i}]")
+    return [one for one in given if not isinstance(one, int)], True
+
+
+def _listed(envelope: Envelope, data: list[dict[str, Any]], *, with_id: bool) -> bytes:
+    """A response in the way of the OpenAI API."""
+    usage = {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens}
+    body: dict[str, Any] = {"object": "list", "data": data, "model": envelope.model, "usage": usage}
+    return encode_json({"id": f"classify-{envelope.id}", "created": envelope.created} | body if with_id else body)
+
+
+PASS_ROUTES = {"/v1/embeddings": embeddings, "/embeddings": embeddings, "/classify": classify, "/v1/classify": classify}

@@ -1,0 +1,240 @@
+"""POST /rerank and /score: how well texts go together, by a cross-encoder or by the angle between embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from chairlift.core.types import PoolingParams
+from chairlift.server.errors import ApiError, bad_request, never_fits
+from chairlift.server.json_body import convert
+from chairlift.server.passes import (
+    MAX_ITEMS,
+    Envelope,
+    Item,
+    Job,
+    Outcome,
+    PassFields,
+    Reader,
+    cosine,
+    error_json,
+    numbers,
+)
+from chairlift.server.shapes import encode_json
+from chairlift.server.validate import check_range
+
+MAX_INT = 2**31 - 1
+MAX_PAIR_CHARS = 8 << 20
+"""Of all pairs that a cross-encoder reads; a query counts once for each document. Twice the longest body."""
+
+Scored = float | ApiError
+
+
+class Document(msgspec.Struct):
+    text: str
+
+
+class RerankBody(PassFields, kw_only=True):
+    """POST /rerank: as Cohere and Jina have it, and as text-embeddings-inference has it (`texts`)."""
+
+    query: str | None = None
+    documents: list[str | Document] | None = None
+    texts: list[str] | None = None
+    top_n: int | None = None
+    return_documents: bool | None = None
+    return_text: bool | None = None
+    raw_scores: bool | None = None
+
+
+class ScoreBody(PassFields, kw_only=True):
+    """POST /score, as vLLM has it."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+    use_activation: bool | None = None
+
+
+def rerank(content: dict[str, Any], reader: Reader) -> Job:
+    """A body of /rerank.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    body = convert(content, RerankBody)
+    field = "documents" if body.texts is None else "texts"
+    given = body.texts if body.documents is None else body.documents
+    if not body.query:
+        raise bad_request("query must not be empty", "query")
+    if not given:
+        raise bad_request(f"{field} must not be empty", field)
+    check_range("top_n", body.top_n, 0, MAX_INT)
+    texts = [one if isinstance(one, str) else one.text for one in given]
+    write = _write_texts if body.texts is not None else _write_documents
+    pairs = [(body.query, text) for text in texts]
+    return _job(
+        reader,
+        body,
+        pairs,
+        lambda side, i: "query" if side == 0 else f"{field}[{i}]",
+        activate=not body.raw_scores,
+        write=lambda scores, envelope: write(body, texts, scores, envelope),
+    )
+
+
+def score(content: dict[str, Any], reader: Reader) -> Job:
+    """A body of /score: one text against each of the others, or two lists pair by pair.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    body = convert(content, ScoreBody)
+    names = ("text_1", "text_2") if body.queries is None else ("queries", "documents")
+    sides: list[list[str]] = []
+    for name in names:
+        given = getattr(body, name)
+        side = [given] if isinstance(given, str) else given
+        if not side:
+            raise bad_request(f"{name} must not be empty", name)
+        sides.append(side)
+    first, second = sides
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise bad_request(f"{names[0]} must be one text, or as many as {names[1]} has", names[0])
+
+    def write(scores: list[Scored], envelope: Envelope) -> bytes:
+        data = [
+            {"index": i, "object": "score"}
+            | ({"error": error_json(one)} if isinstance(one, ApiError) else {"score": one})
+            for i, one in enumerate(scores)
+        ]
+        return encode_json(
+            {
+                "id": f"score-{envelope.id}",
+                "object": "list",
+                "created": envelope.created,
+                "model": envelope.model,
+                "data": data,
+                "usage": {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens},
+            }
+        )
+
+    return _job(
+        reader,
+        body,
+        list(zip(first, second, strict=True)),
+        lambda side, i: f"{names[side]}[{i}]",
+        activate=body.use_activation is not False,
+        write=write,
+    )
+
+
+def _job(
+    reader: Reader,
+    fields: PassFields,
+    pairs: list[tuple[str, str]],
+    name: Callable[[int, int], str],
+    *,
+    activate: bool,
+    write: Callable[[list[Scored], Envelope], bytes],
+) -> Job:
+    """Pairs for a cross-encoder, or the texts of the pairs, each once, for a model that embeds.
+
+    `name(side, i)` is what the API calls the first or second text of pair i.
+    """
+    if len(pairs) > MAX_ITEMS:  # of pairs, not of texts: the same two a million times are few texts and much work
+        raise never_fits(f"at most {MAX_ITEMS} pairs are scored at once", name(1, 0).partition("[")[0])
+    if reader.labels and sum(len(one) + len(two) for one, two in pairs) > MAX_PAIR_CHARS:
+        raise never_fits(
+            f"the pairs have more than {MAX_PAIR_CHARS} characters, counting a text in each pair that it is part of",
+            name(0, 0).partition("[")[0],
+        )
+    if reader.labels:
+        if len(reader.labels) != 1:
+            raise bad_request(
+                f"this model tells {len(reader.labels)} labels apart and scores no pairs: use /classify",
+                "model",
+                "unsupported_task",
+            )
+
+        def scores(outcomes: list[Outcome]) -> list[Scored]:
+            return [one if isinstance(one, ApiError) else numbers(one)[0] for one in outcomes]
+
+        items: list[Item] = list(pairs)
+        return Job(
+            items=items,
+            params=PoolingParams("classify", activate=activate),
+            fields=fields,
+            name=lambda i: name(1, i),
+            write=lambda outcomes, envelope: write(scores(outcomes), envelope),
+        )
+    places: dict[str, int] = {}
+    names: list[str] = []
+    for i, pair in enumerate(pairs):
+        for side, text in enumerate(pair):
+            if text not in places:
+                places[text] = len(places)
+                names.append(name(side, i))
+
+    def angles(outcomes: list[Outcome]) -> list[Scored]:
+        found: list[Scored] = []
+        for one, two in pairs:
+            a, b = outcomes[places[one]], outcomes[places[two]]
+            found.append(a if isinstance(a, ApiError) else b if isinstance(b, ApiError) else cosine(a, b))
+        return found
+
+    return Job(
+        items=list(places),
+        params=PoolingParams("embed"),
+        fields=fields,
+        name=names.__getitem__,
+        write=lambda outcomes, envelope: write(angles(outcomes), envelope),
+    )
+
+
+def _ranked(scores: list[Scored]) -> list[int]:
+    """Places by score, the best first; those without one come last."""
+
+    def key(place: int) -> float:
+        one = scores[place]
+        return float("inf") if isinstance(one, ApiError) else -one
+
+    return sorted(range(len(scores)), key=key)
+
+
+def _write_documents(body: RerankBody, texts: list[str], scores: list[Scored], envelope: Envelope) -> bytes:
+    results: list[dict[str, Any]] = []
+    for i in _ranked(scores)[: body.top_n or None]:
+        one = scores[i]
+        result: dict[str, Any] = {"index": i}
+        result |= {"error": error_json(one)} if isinstance(one, ApiError) else {"relevance_score": one}
+        if body.return_documents is not False:
+            result["document"] = {"text": texts[i]}
+        results.append(result)
+    return encode_json(
+        {
+            "id": f"rerank-{envelope.id}",
+            "model": envelope.model,
+            "results": results,
+            "usage": {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens},
+        }
+    )
+
+
+def _write_texts(body: RerankBody, texts: list[str], scores: list[Scored], envelope: Envelope) -> bytes:
+    results: list[dict[str, Any]] = []
+    for i in _ranked(scores):
+        one = scores[i]
+        result: dict[str, Any] = {"index": i}
+        result |= {"error": error_json(one)} if isinstance(one, ApiError) else {"score": one}
+        if body.return_text:
+            result["text"] = texts[i]
+        results.append(result)
+    return encode_json(results)
+
+
+PAIR_ROUTES = {"/rerank": rerank, "/v1/rerank": rerank, "/v2/rerank": rerank, "/score": score, "/v1/score": score}

@@ -1,0 +1,172 @@
+"""Thousands of clients of which half leave (S7), and with every fault that a worker can have besides (S18)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.fake_worker import FAIL, REFUSE, REFUSE_LATE
+from server.served import Served, served
+from survival.client import HOST, Report, metric, resident_kib
+
+RESET = struct.pack("ii", 1, 0)
+SETTLE_S = 30.0
+GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+FAULTS = (FAIL, REFUSE, REFUSE_LATE)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """So many requests, at most so many at once; with faults, also so many engines killed on the way."""
+
+    num_requests: int = 10_000
+    concurrency: int = 64
+    seed: int = 1
+    fault_share: float = 0.0
+    num_kills: int = 0
+    marks: tuple[float, float] = (0.2, 1.0)
+    """Where memory is compared, as shares of all requests."""
+    max_growth_kib: int = 8 << 10
+
+
+def storm(size: Storm) -> Report:
+    """Everything is as it was before, and memory no longer grows."""
+    worker = {"step_s": 0.001, "max_num_seqs": 32, "prefill_steps": 3, "heartbeat_s": 0.05, "load_s": 0.05}
+    with served(worker, log_requests=False, max_engine_restarts=1000) as server:
+        report = asyncio.run(_storm(server, size))
+        server.tell(signal.SIGTERM)
+        report["exit_status"] = server.status()
+    before, after = report["before"], report["after"]
+    level = all(abs(after[name] - before[name]) <= 2 for name in ("descriptors", "threads", "worker_descriptors"))
+    idle = not any(after[gauge] for gauge in GAUGES)
+    known = set(report["outcomes"]) <= {"served", "left"} | (
+        {"refused", "failed", "lost"} if size.fault_share else set()
+    )
+    grown = report["growth_kib"] <= size.max_growth_kib
+    report["met"] = level and idle and known and grown and report["exit_status"] == 0
+    return report
+
+
+async def _storm(server: Served, size: Storm) -> Report:
+    warm = random.Random("warm")
+    await asyncio.gather(*(_client(server.port, warm, size) for _ in range(size.concurrency)))
+    before = await _counts(server)
+    gate, outcomes, memory = asyncio.Semaphore(size.concurrency), Counter[str](), {}
+    marks = {round(mark * size.num_requests): mark for mark in size.marks}
+    kills = {round((k + 0.5) / size.num_kills * size.num_requests) for k in range(size.num_kills)}
+    num_ended = 0
+
+    async def one(index: int) -> None:
+        nonlocal num_ended
+        async with gate:
+            outcomes[await _client(server.port, random.Random(f"{size.seed} {index}"), size)] += 1
+        num_ended += 1
+        if num_ended in marks:
+            memory[marks[num_ended]] = resident_kib(server.process.pid)
+        if num_ended in kills:
+            for pid in server.worker_pids():
+                os.kill(pid, signal.SIGKILL)
+
+    began = time.monotonic()
+    await asyncio.gather(*(one(index) for index in range(size.num_requests)))
+    elapsed_s = time.monotonic() - began
+    after = await _settled(server, before)
+    first, last = size.marks
+    return {
+        "requests": size.num_requests,
+        "elapsed_s": round(elapsed_s, 1),
+        "outcomes": dict(sorted(outcomes.items())),
+        "engine_restarts": await metric(server.port, "chairlift:engine_restarts_total"),
+        "before": before,
+        "after": after,
+        "rss_kib": memory,
+        "growth_kib": memory[last] - memory[first],
+    }
+
+
+async def _settled(server: Served, before: dict[str, float]) -> dict[str, float]:
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        found = await _counts(server)
+        if (found == before and not any(found[gauge] for gauge in GAUGES)) or time.monotonic() > deadline:
+            return found
+        await asyncio.sleep(0.1)
+
+
+async def _counts(server: Served) -> dict[str, float]:
+    found = {gauge: await metric(server.port, gauge) for gauge in GAUGES}
+    await asyncio.sleep(0.05)  # the connection of the last look is closed by then
+    pid, workers = server.process.pid, server.worker_pids()
+    found["descriptors"] = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    found["threads"] = len(list(Path(f"/proc/{pid}/task").iterdir()))
+    found["worker_descriptors"] = sum(len(list(Path(f"/proc/{worker}/fd").iterdir())) for worker in workers)
+    found["workers"] = len(workers)
+    return found
+
+
+async def _client(port: int, generator: random.Random, size: Storm) -> str:
+    """One client; what became of it."""
+    leaves = generator.random() < 0.5
+    data = _request(generator, size.fault_share)
+    reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 22)
+    try:
+        if leaves and generator.random() < 0.2:
+            writer.write(data[: generator.randrange(len(data))])
+            return "left"
+        writer.write(data)
+        if leaves:
+            if generator.random() < 0.5:
+                await asyncio.sleep(generator.random() * 0.05)
+            else:
+                await reader.read(generator.randint(1, 4000))
+            return "left"
+        return _outcome(await reader.read())
+    except ConnectionError:
+        return "left" if leaves else "broken"
+    finally:
+        if leaves and generator.random() < 0.5:
+            sock: socket.socket = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.close()
+
+
+def _outcome(answer: bytes) -> str:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status = int(head.split()[1]) if head else 0
+    if status == 200 and b"text/event-stream" not in head:
+        return "served"
+    if status == 200:
+        if b'"error"' not in body:
+            return "served" if b"data: [DONE]" in body else "cut"
+        return "broken" if b"[DONE]" in body else "lost" if b"engine_dead" in body else "failed"
+    return {400: "refused", 500: "failed", 503: "lost"}.get(status, f"status {status}")
+
+
+def _request(generator: random.Random, fault_share: float) -> bytes:
+    prompt = f"client {generator.random()}"
+    if generator.random() < fault_share:
+        prompt += generator.choice(FAULTS)
+    body: dict[str, Any] = {
+        "max_tokens": generator.randint(1, 60),
+        "n": generator.choice([1, 1, 1, 2, 4]),
+        "stream": generator.random() < 0.6,
+        "ignore_eos": generator.random() < 0.5,
+    }
+    path = generator.choice(["/v1/completions", "/v1/chat/completions"])
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = [prompt, "other"] if generator.random() < 0.2 else prompt
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    return head.encode() + data
