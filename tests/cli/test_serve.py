@@ -31,7 +31,7 @@ def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("CHAIRLIFT_API_KEY", "secret")
     argv = ["serve", "some-model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "a", "b"]
     assert main([*argv, "--max-num-seqs", "3", "--shutdown-timeout", "5", "--no-enable-log-requests"]) == 7
-    options, model, worker_command, _ = told
+    options, model, worker_command, _, embedding_model = told
     assert options == ServerOptions(
         host="0.0.0.0",
         port=0,
@@ -40,7 +40,7 @@ def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, 
         shutdown_timeout_s=5.0,
         log_requests=False,
     )
-    assert model == "some-model"
+    assert model == "some-model" and embedding_model is None
     command = worker_command(9)
     assert command[command.index("--fd") + 1] == "9"
     encoded = command[command.index("--options") + 1]
