@@ -104,7 +104,10 @@ def test_a_full_disk_loses_records_and_says_so_once(caplog: pytest.LogCaptureFix
 
 
 def test_what_was_torn_is_a_line_of_its_own_and_every_record_is_there_or_counted(tmp_path: Path) -> None:
-    """A pipe whose reader is slow takes part of what is written, like a disk that fills up and is cleared."""
+    """A pipe whose reader is slow takes part of what is written, like a disk that fills up and is cleared.
+
+    Of records longer than a page: shorter ones a pipe takes whole or not at all.
+    """
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -113,7 +116,7 @@ def test_what_was_torn_is_a_line_of_its_own_and_every_record_is_there_or_counted
     for _ in range(5):
         lost = log.num_lost
         while log.num_lost == lost:
-            log.put({"n": num_records, "text": "x" * 1000})
+            log.put({"n": num_records, "text": "x" * 10_000})
             num_records += 1
         while (data := read(reader)) is not None:
             received += data
