@@ -164,7 +164,7 @@ def test_a_browser_draws_the_page_and_shows_its_figures(tmp_path: Path) -> None:
     runs = [hostile_run(), hostile_run("other")]
     page = tmp_path / "page.html"
     page.write_text(to_html(runs), encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=60000"]
     folder = f"--user-data-dir={tmp_path / 'profile'}"
     done = subprocess.run(
         [str(CHROMIUM), *flags, folder, "--dump-dom", page.as_uri()],

@@ -329,7 +329,7 @@ def test_a_dead_engine_has_no_limits_to_change() -> None:
     with running_server(FakeOptions(step_s=0.001), admin_api_keys=("owner-key",)) as server:
         server.refused("/v1/completions", {"prompt": DIE})
         status, answer = server.json("PATCH", LIMITS, {"max_num_seqs": 3}, OWNER)
-        assert (status, answer["error"]["code"]) == (503, "engine_unavailable")
+        assert (status, answer["error"]["code"]) == (503, "engine_dead")
         told = ask(server, "GET", LIMITS)
         assert told["set"] == told["configured"]
         assert ask(server, "GET", REQUESTS) == {"object": "list", "data": [], "live": []}

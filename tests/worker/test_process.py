@@ -59,7 +59,10 @@ class Worker:
             self.sock.sendall(encode(message))
 
     def receive(self) -> FromWorker | None:
-        header = self.stream.read(4)
+        try:
+            header = self.stream.read(4)
+        except ConnectionResetError:
+            return None  # it closed with something of ours unread
         return decode_from_worker(self.stream.read(int.from_bytes(header, "little"))) if header else None
 
     def until(self, holds: Callable[[FromWorker], bool]) -> list[FromWorker]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from chairlift.bench import compare_batching as bench
 from chairlift.bench.in_process import Listener, Loop
-from chairlift.cli.in_process import EngineThread, Progress
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.results import check_path, write_json
@@ -75,6 +74,7 @@ def request_rate(text: str) -> float | None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure all three."""
+    from chairlift.cli.in_process import EngineThread, Progress
     from chairlift.worker.build import load
 
     check_path(arguments.output_json)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from chairlift.bench.in_process import Listener, Loop
 from chairlift.cli.calibrate import engine_words, machine_words, rig_of, token_sizes
-from chairlift.cli.in_process import EngineThread, Progress
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.results import check_path, write_json
@@ -19,6 +18,7 @@ from chairlift.core.policy import Policy
 
 if TYPE_CHECKING:
     from chairlift.bench.fidelity import Subject
+    from chairlift.cli.in_process import Progress
     from chairlift.sim.calibrate.calibration import Calibration
     from chairlift.sim.calibrate.measuring import Observed
     from chairlift.sim.fleet import EngineSetup
@@ -61,6 +61,7 @@ def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(arguments: argparse.Namespace) -> int:
     """Measure, predict and print."""
     from chairlift.bench import fidelity as bench
+    from chairlift.cli.in_process import Progress
     from chairlift.worker.build import load
 
     check_path(arguments.output_json)
@@ -108,6 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _subject(options: EngineOptions, loaded: LoadedModel) -> Subject:
     from chairlift.bench.fidelity import Subject
+    from chairlift.cli.in_process import EngineThread
     from chairlift.sim.cost.seed import LESSON
     from chairlift.sim.fleet import EngineSetup
 

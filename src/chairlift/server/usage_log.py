@@ -109,10 +109,12 @@ class UsageLog:
         num_left = len(lines)
         try:
             file = self._opened()
-            data = memoryview(b"".join([b"\n" if self._is_torn else b"", *lines]))
+            ends_torn = self._is_torn
+            data = memoryview(b"".join([b"\n" if ends_torn else b"", *lines]))
             while data:
                 written = os.write(file, data)
-                num_left -= bytes(data[:written]).count(b"\n") - (self._is_torn and written > 0)
+                num_left -= bytes(data[:written]).count(b"\n") - (ends_torn and written > 0)
+                ends_torn = ends_torn and not written
                 self._is_torn = data[written - 1] != ord("\n")
                 data = data[written:]
         finally:
