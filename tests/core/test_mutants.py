@@ -184,7 +184,7 @@ MUTANTS = [
     Mutant(
         "a row that left decodes on",
         running,
-        "if sequence.state is State.DECODING:\n            self._changed = True",
+        "if sequence.state is DECODING:\n            self._changed = True",
         "if sequence.state is State.GONE:\n            self._changed = True",
     ),
     Mutant("slot 0 is never given back", running, "if sequence.slot >= 0:", "if sequence.slot > 0:"),
@@ -197,7 +197,7 @@ MUTANTS = [
     Mutant(
         "the sum of contexts drifts",
         running,
-        "self.num_context_tokens += len(self.decoding)",
+        "self.num_context_tokens += num_rows",
         "self.num_context_tokens += 1",
     ),
     Mutant("what is shared is not counted", blocks, "self.num_repeats += 1", "pass"),
@@ -231,8 +231,8 @@ MUTANTS = [
     Mutant(
         "fillers come further",
         running,
-        "self.num_context_tokens += len(self.decoding)",
-        "self.num_context_tokens += len(self.decoding); self.num_filler_tokens += len(self.held)",
+        "self.num_context_tokens += num_rows",
+        "self.num_context_tokens += num_rows; self.num_filler_tokens += len(self.held)",
     ),
     Mutant(
         "what failed or was aborted becomes a filler",
@@ -618,7 +618,7 @@ MUTANTS = [
         test_precedence.test_a_reused_id_has_no_deadlines_of_the_one_before,
     ),
     # ------------------------------------------------ what is said about it
-    Mutant("waits are counted twice", waits, "+= now - self._since", "+= 2 * (now - self._since)"),
+    Mutant("waits are counted twice", waits, "+= self._settled - self._since", "+= 2 * (self._settled - self._since)"),
     Mutant(
         "what passed before the last step is forgotten",
         waits,

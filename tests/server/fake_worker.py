@@ -18,7 +18,6 @@ from hashlib import sha256
 import msgspec
 
 from chairlift.core.types import (
-    NO_DECISIONS,
     Decisions,
     EngineStats,
     Finish,
@@ -91,7 +90,7 @@ class FakeWorker:
         self.changes: list[LimitChange] = []
         self.max_num_seqs = self.options.max_num_seqs
         self.max_num_batched_tokens = MAX_NUM_BATCHED_TOKENS
-        self.decide: Callable[[Request], Decisions] = lambda _: NO_DECISIONS
+        self.decide: Callable[[Request], Decisions] = lambda _: Decisions()
         """What was decided about a request, made up."""
         self.says: Callable[[Request, int], str | None] = lambda request, choice: None
         """What a choice's answer is, instead of an endless text of its prompt's own; then it ends by itself."""

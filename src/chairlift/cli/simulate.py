@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from chairlift.bench.status_line import StatusLine
 from chairlift.cli.disaggregated_flags import add_split_flag, check_link, link, pool_setups
+from chairlift.cli.garbage import SeldomCollected
 from chairlift.cli.interrupt import EXIT_INTERRUPTED, Interrupt
 from chairlift.cli.journal_flags import add_journal_flags
 from chairlift.cli.numbers import named_limit
@@ -105,6 +106,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print a table.
 
+    What a run has served is kept to its end: looking again and again for garbage in it finds none.
+
     Raises:
         InvalidOption: flags that make no sense.
     """
@@ -115,8 +118,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_apart(**written, journal=None if arguments.journal is None else Path(arguments.journal))
     if arguments.plot is not None and arguments.preset != "lesson":
         raise InvalidOption("--plot draws the lesson; --report makes pictures of other runs")
-    if arguments.preset is not None:
-        return _run_preset(arguments)
+    with SeldomCollected():
+        return _run_preset(arguments) if arguments.preset is not None else _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     _check_flags(arguments)
     from chairlift.sim.disaggregated import DisaggregatedSimulation
     from chairlift.sim.fleet import make_fleet, pool_names

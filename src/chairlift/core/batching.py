@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from chairlift.core.policy import DYNAMIC_WAIT_S, Policy
@@ -18,8 +19,8 @@ class Batching(Protocol):
         """Whether a batch runs to the end of its longest member: what ended stays as a filler, and nobody joins."""
         ...
 
-    def opens_at(self, oldest: float) -> float | None:
-        """When a batch that is not full opens whose first member arrived at `oldest`; None: not by waiting."""
+    def opens_at(self, arrivals: Iterable[float]) -> float | None:
+        """When a batch that is not full opens whose members arrived then, one at least; None: not by waiting."""
         ...
 
     def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
@@ -37,7 +38,7 @@ class Continuous:
     gathers = False
     holds = False
 
-    def opens_at(self, oldest: float) -> float | None:
+    def opens_at(self, arrivals: Iterable[float]) -> float | None:
         return None
 
     def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
@@ -58,8 +59,9 @@ class Gathered:
         self._wait_s = wait_s
         self.holds = holds
 
-    def opens_at(self, oldest: float) -> float | None:
-        return None if self._wait_s is None else oldest + self._wait_s
+    def opens_at(self, arrivals: Iterable[float]) -> float | None:
+        # Whoever came first has waited longest, and that may not be the one who is next.
+        return None if self._wait_s is None else min(arrivals) + self._wait_s
 
     def room(self, num_running: int, max_num_seqs: int, num_waiting: int, is_due: bool) -> int:
         return max_num_seqs if num_running == 0 and (num_waiting >= max_num_seqs or is_due) else 0

@@ -41,15 +41,14 @@ def check_request(
     if request.block_keys is not None:
         _check_keys(request.block_keys, len(request.prompt), keyed_block_size)
         num_unread = request.block_keys.num_tokens
-    for name, ids in (
-        ("prompt", request.prompt[num_unread:] if num_unread else request.prompt),
-        ("eos_token_ids", request.eos_token_ids),
-        ("stop_token_ids", params.stop_token_ids),
-        ("logit_bias", [token for token, _ in params.logit_bias]),
-        ("allowed_token_ids", params.allowed_token_ids or ()),
-    ):
-        if ids and _leaves(ids, vocab_size):
-            raise InvalidRequest(f"{name} has a token id outside 0 .. {vocab_size - 1}", name)
+    if vocab_size != ANY_TOKEN:
+        _check_tokens("prompt", request.prompt[num_unread:] if num_unread else request.prompt, vocab_size)
+    _check_tokens("eos_token_ids", request.eos_token_ids, vocab_size)
+    _check_tokens("stop_token_ids", params.stop_token_ids, vocab_size)
+    if params.logit_bias:
+        _check_tokens("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    if params.allowed_token_ids:
+        _check_tokens("allowed_token_ids", params.allowed_token_ids, vocab_size)
     if params.min_tokens and not _may_go_on(request, vocab_size):
         raise InvalidRequest(
             "min_tokens cannot be reached: every token that is allowed would end the answer", "min_tokens"
@@ -83,6 +82,11 @@ def _check_pooled(request: Request, pooling: PoolingParams, max_model_len: int) 
         raise InvalidRequest("n must be 1: a single pass gives one vector", "n")
     if not 0 <= pooling.num_first <= len(request.prompt):
         raise InvalidRequest("the first of two texts must lie inside the prompt", "num_first")
+
+
+def _check_tokens(name: str, ids: Seq[int], vocab_size: int) -> None:
+    if ids and _leaves(ids, vocab_size):
+        raise InvalidRequest(f"{name} has a token id outside 0 .. {vocab_size - 1}", name)
 
 
 def _leaves(ids: Seq[int], vocab_size: int) -> bool:

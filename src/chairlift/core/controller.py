@@ -82,11 +82,9 @@ class Controller:
         self._prompts = 0.0
         self._prompt_tokens = 0.0
         """Prompts that ended and tokens computed for them, older ones counting less."""
-
-    @property
-    def is_active(self) -> bool:
+        self.is_active = False
         """Whether there is anything to hold."""
-        return self._itl_objective_s > 0 or self._ttft_objective_s > 0 or self._max_step_s > 0
+        self.set_objectives(itl_objective_s=itl_objective_s, ttft_objective_s=ttft_objective_s)
 
     def set_objectives(self, *, itl_objective_s: float | None, ttft_objective_s: float | None) -> None:
         """Change objectives from the next step on; None leaves one as it is, 0 turns it off."""
@@ -94,6 +92,7 @@ class Controller:
             self._itl_objective_s = itl_objective_s
         if ttft_objective_s is not None:
             self._ttft_objective_s = ttft_objective_s
+        self.is_active = self._itl_objective_s > 0 or self._ttft_objective_s > 0 or self._max_step_s > 0
 
     # ------------------------------------------------------------ what happened
 

@@ -294,8 +294,7 @@ class Planner:
         running = self._running
         is_due = self.closed
         if self.batching.gathers and not running.num_taken and self._waiting:
-            # Whoever came first has waited longest, and that may not be the one who is next.
-            self.opens_at = self.batching.opens_at(min(s.request.arrival for s in self._waiting))
+            self.opens_at = self.batching.opens_at(s.request.arrival for s in self._waiting)
             is_due = is_due or (self.opens_at is not None and now >= self.opens_at) or self._fills_step()
         room = self.batching.room(running.num_taken, self.max_num_seqs, self._waiting.num_seqs, is_due)
         return min(room, len(running.free_slots))

@@ -17,8 +17,8 @@ from collections.abc import Sequence as Seq
 
 from chairlift.core.running import in_order
 from chairlift.core.scheduler import Scheduler
-from chairlift.core.sequence import Sequence
-from chairlift.core.types import WaitReason
+from chairlift.core.sequence import Sequence, State
+from chairlift.core.types import StepOutput, StepResult, WaitReason
 
 
 def quiet_steps(scheduler: Scheduler, token: int) -> int:
@@ -26,18 +26,10 @@ def quiet_steps(scheduler: Scheduler, token: int) -> int:
 
     Time decides as well: every one of these steps must begin and end before `next_decision_at`.
     """
-    running = scheduler._running
-    if scheduler._planned is not None or scheduler._ended.finishes or scheduler.controller.is_active:
+    if not _is_quiet(scheduler, token):
         return 0
-    if running.has_changed and scheduler._waiting and scheduler._planner._preempts_for_slots:
-        return 0  # the next step weighs those who wait against who ran in the last one
-    running.refresh_decoding()
-    rows = running.decoding
-    if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):
-        return 0
-    if [row for row in rows if row.matcher is not None or row.doom is not None or token in row.ends]:
-        return 0
-    num_steps = min([row.end - len(row.tokens) for row in rows]) - 1
+    rows = scheduler._running.decoding
+    num_steps = scheduler._running.num_left - 1
     return _affordable(scheduler, rows, num_steps) if num_steps > 0 else 0
 
 
@@ -68,32 +60,76 @@ def advance(scheduler: Scheduler, token: int, begins: Seq[float]) -> None:
         ValueError: no step, or so many that some decide something.
     """
     num_steps = len(begins)
-    if not 0 < num_steps <= quiet_steps(scheduler, token):
+    if not num_steps or not _is_quiet(scheduler, token):
         raise ValueError(f"{num_steps} steps are not quiet")
     running, size = scheduler._running, scheduler.kv.block_size
     rows = running.decoding
-    _settle(scheduler, begins)
+    # Whoever does not come to its mark gets tokens and nothing else, if no block is missing from the start.
+    marked = rows
+    if not scheduler._planner.needs_block:
+        marked = [row for row in rows if row.mark - len(row.tokens) <= num_steps]
     takes: dict[int, list[Sequence]] = {}
     fills: dict[int, list[Sequence]] = {}
+    num_taken = 0
+    for row in marked:
+        known = len(row.tokens)
+        if known + num_steps >= row.end:
+            raise ValueError(f"one of {num_steps} steps is the last of a row")
+        for step in range(len(row.blocks) * size - known + 2, num_steps + 1, size):
+            takes.setdefault(step, []).append(row)
+            num_taken += 1
+        # After step s a row has known + s tokens, of which the last is not computed.
+        for step in range(-known % size + 1, num_steps + 1, size):
+            fills.setdefault(step, []).append(row)
+    if num_taken > scheduler.kv.pool.num_free:
+        raise ValueError(f"{num_steps} steps take more blocks than are free")
+    _settle(scheduler, begins)
     more = [token] * num_steps
     for row in rows:
-        known = len(row.tokens)
-        first = len(row.blocks) * size - known + 2
-        if first <= num_steps:
-            for step in range(first, num_steps + 1, size):
-                takes.setdefault(step, []).append(row)
-        # After step s a row has known + s tokens, of which the last is not computed.
-        first = -known % size + 1
-        if first <= num_steps:
-            for step in range(first, num_steps + 1, size):
-                fills.setdefault(step, []).append(row)
         row.tokens += more
     for step in sorted({*takes, *fills}):
         _apply(scheduler, takes.get(step, []), fills.get(step, []), num_steps - step)
-    scheduler._planner.needs_block = [row for row in rows if len(row.blocks) * size < len(row.tokens)]
+    scheduler._planner.needs_block = [row for row in marked if len(row.blocks) * size < len(row.tokens)]
     running.num_context_tokens += num_steps * len(rows)
+    running.num_left -= num_steps
     running.leaves = []
     scheduler._step += num_steps
+
+
+def step_once(scheduler: Scheduler, token: int, begin: float, end: float) -> StepOutput | None:
+    """Take one step in which rows may come to their length and nothing else is decided, scheduled at `begin` and
+    committed at `end`, before `next_decision_at`; None, and nothing is changed, if something is."""
+    if not _is_quiet(scheduler, token):
+        return None
+    planner, running, kv = scheduler._planner, scheduler._running, scheduler.kv
+    takes = [row for row in planner.needs_block if row.state is State.DECODING and kv.is_full(row)]
+    if len(takes) > kv.pool.num_free:
+        return None
+    _settle(scheduler, [begin])
+    planner.needs_block = []
+    for row in sorted(takes, key=in_order):
+        kv.reserve(row)
+    running.leaves = []
+    scheduler._step += 1
+    output, num_rows = StepOutput(), len(running.decoding)
+    scheduler._commit_decodes(StepResult([token] * num_rows), num_rows, output, end)
+    scheduler._release_held()
+    return output
+
+
+def _is_quiet(scheduler: Scheduler, token: int) -> bool:
+    """Whether the next step decides nothing, if no row comes to its length in it and there are blocks for all."""
+    running = scheduler._running
+    if scheduler._planned is not None or scheduler._ended.finishes or scheduler.controller.is_active:
+        return False
+    if running.has_changed and scheduler._waiting and scheduler._planner._preempts_for_slots:
+        return False  # the next step weighs those who wait against who ran in the last one
+    running.refresh_decoding()
+    rows = running.decoding
+    if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):
+        return False
+    # Who is to end with the next step whatever it gives has ended with the last one.
+    return not running.num_watched or not [row for row in rows if row.matcher is not None or token in row.ends]
 
 
 def _queue_stands(scheduler: Scheduler) -> bool:
@@ -119,9 +155,8 @@ def _settle(scheduler: Scheduler, begins: Seq[float]) -> None:
     elif planner.blocked_by is not WaitReason.BLOCKS or planner.may_join:
         planner.set_aside, planner.may_join = [], False
         planner.blocked_by = WaitReason.BATCH if planner.batching.holds else WaitReason.SLOTS
-    clocks.reason = planner.waits_for
-    for begin in begins[1:]:
-        clocks.settle(begin)
+    clocks.turn(planner.waits_for)
+    clocks.settle(begins[-1])
 
 
 def _affordable(scheduler: Scheduler, rows: list[Sequence], num_steps: int) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from chairlift.core.sequence import Order, Sequence, State
+from chairlift.core.sequence import DECODING, PREFILLING, Order, Sequence, State
 
 LOWEST_LEVEL = -(1 << 63)
 """Below every priority."""
+FEW_ROWS = 8
+"""So many that left are taken out one by one; for more of them all rows are looked through."""
 
 
 class RunningSet:
@@ -17,6 +19,7 @@ class RunningSet:
 
     __slots__ = (
         "_changed",
+        "_gone",
         "_worst_decoding",
         "decoding",
         "fillers",
@@ -27,6 +30,8 @@ class RunningSet:
         "max_num_seqs",
         "num_context_tokens",
         "num_filler_tokens",
+        "num_left",
+        "num_watched",
         "prefilling",
         "slots",
     )
@@ -45,6 +50,10 @@ class RunningSet:
         """(id, choice) of `decoding`."""
         self.num_context_tokens = 0
         """Computed tokens of `decoding`, summed."""
+        self.num_watched = 0
+        """Of `decoding`, those whose every token is looked at: some tokens end them, or their text is watched."""
+        self.num_left = 0
+        """Tokens until the first of `decoding` comes to its length."""
         self.held: list[Sequence] = []
         """Over, but in their slots until the batch is."""
         self.fillers: list[int] = []
@@ -53,6 +62,8 @@ class RunningSet:
         """Computed tokens of `held`, summed."""
         self._worst_decoding: int | None = None
         self._changed = False
+        self._gone: list[Sequence] = []
+        """Of `decoding`, those that left since the last `refresh_decoding`."""
 
     @property
     def num_taken(self) -> int:
@@ -67,22 +78,23 @@ class RunningSet:
         """Give a waiting sequence a slot: to prefill, or to wait for the prompt it shares (`State.FORKING`)."""
         sequence.slot = self.free_slots.pop()
         sequence.state = state
-        if state is State.PREFILLING:
+        if state is PREFILLING:
             self.prefilling.append(sequence)
 
     def start_prefill(self, sequence: Sequence) -> None:
-        sequence.state = State.PREFILLING
+        sequence.state = PREFILLING
         self.prefilling.append(sequence)
 
     def start_decode(self, sequence: Sequence) -> None:
-        sequence.state = State.DECODING
+        sequence.state = DECODING
         self.decoding.append(sequence)
         self._changed = True
 
     def vacate(self, sequence: Sequence, state: State) -> None:
         """Take a sequence out; its slot is free, and the executor hears of it if it knew the row."""
-        if sequence.state is State.DECODING:
+        if sequence.state is DECODING:
             self._changed = True
+            self._gone.append(sequence)
         if sequence.joined:
             self.leaves.append(sequence.slot)
             sequence.joined = False
@@ -101,16 +113,17 @@ class RunningSet:
         """The highest level of those who run, as of the last `refresh_decoding`; below all levels if nobody does."""
         if self._worst_decoding is None:
             self._worst_decoding = max([s.order[0] for s in self.decoding], default=LOWEST_LEVEL)
-        levels = [s.order[0] for s in self.prefilling if s.state is State.PREFILLING]
+        levels = [s.order[0] for s in self.prefilling if s.state is PREFILLING]
         return max([self._worst_decoding, *levels])
 
     def live(self) -> list[Sequence]:
         """Those who prefill or decode."""
-        return [s for s in (*self.prefilling, *self.decoding) if s.state in (State.PREFILLING, State.DECODING)]
+        return [s for s in (*self.prefilling, *self.decoding) if s.state in (PREFILLING, DECODING)]
 
     def hold(self, sequence: Sequence) -> None:
         """A decoding sequence is over, but stays a row."""
         self._changed = True
+        self._gone.append(sequence)
         sequence.state = State.HELD
         self.held.append(sequence)
         self.fillers = [*self.fillers, sequence.slot]
@@ -124,23 +137,58 @@ class RunningSet:
 
     def sort_prefilling(self) -> None:
         """Drop those that left and put the rest in order."""
-        self.prefilling = [s for s in self.prefilling if s.state is State.PREFILLING]
-        self.prefilling.sort(key=in_order)
+        if self.prefilling:
+            self.prefilling = [s for s in self.prefilling if s.state is PREFILLING]
+            self.prefilling.sort(key=in_order)
 
-    def advance(self) -> None:
-        """A step is over in which every decoding row got a token; those that end with it follow."""
-        self.num_context_tokens += len(self.decoding)
+    def advance(self, num_rows: int) -> None:
+        """A step is over in which so many decoding rows got a token; those that end with it follow."""
+        self.num_context_tokens += num_rows
+        self.num_left -= 1
 
     def refresh_decoding(self) -> None:
         """Once a step: if rows came or went, everything derived from them is made anew."""
         if not self._changed:
             return
         self._changed = False
-        self.decoding = [s for s in self.decoding if s.state is State.DECODING]
-        self.slots = [s.slot for s in self.decoding]
-        self.keys = [s.key for s in self.decoding]
         self._worst_decoding = None
-        self.num_context_tokens = sum([len(s.tokens) for s in self.decoding]) - len(self.decoding)
+        gone, self._gone = self._gone, []
+        if len(gone) <= FEW_ROWS:
+            self._replace_few(gone)
+            return
+        self.decoding = rows = [s for s in self.decoding if s.state is DECODING]
+        self.slots = [s.slot for s in rows]
+        self.keys = [s.key for s in rows]
+        self.num_context_tokens = sum([len(s.tokens) for s in rows]) - len(rows)
+        self.num_watched = len([s for s in rows if _is_watched(s)])
+        self.num_left = _num_left(rows)
+
+    def _replace_few(self, gone: list[Sequence]) -> None:
+        """The same as looking at every row, where few left: what was known of the others still holds."""
+        rows, slots, keys = [*self.decoding], [*self.slots], [*self.keys]
+        for sequence in gone:
+            place = rows.index(sequence)
+            del rows[place]
+            if place < len(slots):
+                del slots[place], keys[place]
+                self.num_context_tokens -= len(sequence.tokens) - 1
+                self.num_watched -= _is_watched(sequence)
+        came = rows[len(slots) :]
+        for sequence in came:
+            slots.append(sequence.slot)
+            keys.append(sequence.key)
+            self.num_context_tokens += len(sequence.tokens) - 1
+            self.num_watched += _is_watched(sequence)
+        self.num_left = _num_left(rows) if gone or len(came) == len(rows) else min(self.num_left, _num_left(came))
+        self.decoding, self.slots, self.keys = rows, slots, keys
+
+
+def _is_watched(sequence: Sequence) -> bool:
+    return sequence.matcher is not None or bool(sequence.ends)
+
+
+def _num_left(rows: list[Sequence]) -> int:
+    return min([s.end - len(s.tokens) for s in rows], default=0)
 
 
 def in_order(sequence: Sequence) -> Order:

@@ -27,7 +27,7 @@ from chairlift.core.ordering import Line, Sorted, Waiting
 from chairlift.core.planner import JoinRule, Planner
 from chairlift.core.policy import Policy
 from chairlift.core.running import RunningSet
-from chairlift.core.sequence import Sequence, State, StopMatcher
+from chairlift.core.sequence import DECODING, Sequence, State, StopMatcher
 from chairlift.core.types import (
     CacheShape,
     Chunk,
@@ -256,7 +256,7 @@ class Scheduler:
     def in_flight(self) -> list[tuple[Request, int, int, bool]]:
         """(request, choice, slot, whether it decodes) of every sequence that is not over; slot -1: it has no row."""
         return [
-            (s.request, s.choice, s.slot if s.joined else -1, s.state is State.DECODING)
+            (s.request, s.choice, s.slot if s.joined else -1, s.state is DECODING)
             for sequences in self._live.values()
             for s in sequences
         ]
@@ -313,7 +313,7 @@ class Scheduler:
         self._clocks.settle(now)
         plan = StepPlan(step=self._step)
         self._planner.fill(plan, now)
-        self._clocks.reason = self._planner.waits_for
+        self._clocks.turn(self._planner.waits_for)
         if not plan.decodes and not plan.chunks:
             return None
         plan.leaves, self._running.leaves = self._running.leaves, []
@@ -411,7 +411,7 @@ class Scheduler:
         if result.logprobs:  # before any sequence ends and leaves its slot
             output.logprobs = {s.key: result.logprobs[s.slot] for s in rows if s.slot in result.logprobs}
         failed = [s for s in running.decoding if s.slot in result.errors] if result.errors else []
-        running.advance()
+        running.advance(len(rows))
         for sequence, token in zip(rows, sampled, strict=True):
             tokens = sequence.tokens
             tokens.append(token)
@@ -515,7 +515,7 @@ class Scheduler:
     def _is_in_flight(self, sequence: Sequence) -> bool:
         if self._planned is None:
             return False
-        if sequence.state is State.DECODING:
+        if sequence.state is DECODING:
             return bool(self._planned.decodes)
         return sequence.state is State.PREFILLING and sequence in self._planner.chunked
 
@@ -538,7 +538,7 @@ class Scheduler:
                 self._clocks.stop(sequence)
         if reason is FinishReason.ERROR:
             self.kv.distrust(sequence)
-        elif sequence.state is State.DECODING:
+        elif sequence.state is DECODING:
             self.kv.publish(sequence, len(sequence.tokens) - 1)
         if self._planner.batching.holds and reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._running.hold(sequence)

@@ -98,7 +98,8 @@ class SamplingParams:
         if value < low or (high is not None and value > high):
             bounds = f"at least {low}" if high is None else f"between {low} and {high}"
             raise InvalidRequest(f"{name} must be {bounds}", name)
-        self._set(name, int(value))
+        if type(value) is not int:
+            self._set(name, int(value))
 
     def _number(self, name: str, low: float, high: float, *, open_low: bool = False) -> None:
         value = getattr(self, name)
@@ -106,16 +107,17 @@ class SamplingParams:
             raise InvalidRequest(f"{name} must be a finite number", name)
         if value > high or value < low or (open_low and value == low):
             raise InvalidRequest(f"{name} must be {'above' if open_low else 'at least'} {low} and at most {high}", name)
-        self._set(name, float(value))
+        if type(value) is not float:
+            self._set(name, float(value))
 
 
 def _is_integer(value: object) -> TypeGuard[int]:
     """Of Python's or of NumPy's kinds; True and False are none."""
-    return type(value) is not bool and isinstance(value, Integral)
+    return type(value) is int or (type(value) is not bool and isinstance(value, Integral))
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return type(value) is not bool and isinstance(value, Real)
+    return type(value) is float or (type(value) is not bool and isinstance(value, Real))
 
 
 def _stops(value: object) -> tuple[str, ...]:
@@ -404,7 +406,7 @@ class PreemptReason(StrEnum):
     """A request of strictly higher priority took its slot or its blocks."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Decisions:
     """What was decided about one sequence, compactly; `core/explain.py` says it as a sentence.
 
@@ -423,12 +425,11 @@ class Decisions:
     passed: int = 0
 
 
-NO_DECISIONS = Decisions()
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Finish:
     """The end of one sequence; every (id, choice) gets exactly one. Times are in the driver's seconds.
+
+    Nobody changes one, nor its decisions: they are not frozen since that makes a constructor three times as long.
 
     `stop_reason` is the stop string or the id of the stop token that ended it, None for end-of-sequence.
     `first_token` is None if there was none. `num_cached_tokens` prompt tokens came from the prefix cache.
@@ -447,7 +448,7 @@ class Finish:
     first_scheduled: float | None
     first_token: float | None
     finished: float
-    decisions: Decisions = NO_DECISIONS
+    decisions: Decisions = field(default_factory=Decisions)
 
 
 @dataclass(frozen=True, slots=True)

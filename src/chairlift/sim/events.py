@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from enum import IntEnum
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 Subject = TypeVar("Subject")
 
 
-class Rank(IntEnum):
-    """Which of several events at one time is heard first."""
+class Rank:
+    """Which of several events at one time is heard first: a number."""
 
     ARRIVAL = 0
     FOLLOW_UP = 1
@@ -38,7 +37,7 @@ class Events(Generic[Subject]):
         """When the next event is; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
-    def push(self, time: float, rank: Rank, subject: Subject) -> None:
+    def push(self, time: float, rank: int, subject: Subject) -> None:
         """Announce an event; one for a time that has passed happens now."""
         self._serial += 1
         heappush(self._heap, (time if time > self.now else self.now, rank, self._serial, subject))

@@ -22,9 +22,6 @@ from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
 from chairlift.sim.workload import VOCAB_SIZE, Asked, Part, blocks
 
-BLOCK_SIZE = 256
-"""Of a cache that never runs out, so that its size is of no account: large blocks are fewer to keep books on."""
-
 
 @dataclass(frozen=True, slots=True)
 class LessonTraffic:
@@ -95,12 +92,17 @@ class Lesson:
         if batching == "continuous" and self.max_concurrent is not None:
             num_running = min(num_running, self.max_concurrent)
         most = self.traffic.prompt_tokens + max(self.traffic.output_max, self.traffic.output_tokens or 1)
-        policy = Policy(batching=batching, max_batch_wait_s=self.dynamic_wait_s if batching == "dynamic" else None)
+        policy = Policy(
+            batching=batching,
+            max_batch_wait_s=self.dynamic_wait_s if batching == "dynamic" else None,
+            priority_ageing_s=0.0,  # all are equals
+        )
         replica = Replica(
             batching,
             Scheduler(
                 Limits(num_running, num_running * (self.traffic.prompt_tokens + 1), most),
-                CacheShape((num_running + 1) * -(-most // BLOCK_SIZE) * 2, BLOCK_SIZE),
+                # A cache that never runs out: a block for each that runs, as long as any of them may get.
+                CacheShape(2 * (num_running + 1), most),
                 vocab_size=VOCAB_SIZE,
                 enable_prefix_caching=False,
                 policy=policy,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from chairlift.core.engine import Recorder
 from chairlift.core.errors import ChairliftError
-from chairlift.core.quiet import advance, next_decision_at, quiet_rows, quiet_steps
+from chairlift.core.quiet import advance, next_decision_at, quiet_rows, quiet_steps, step_once
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import Request, StepOutput, StepPlan, StepResult
 from chairlift.sim.cost.changing import ChangingCost
-from chairlift.sim.cost.model import CostModel, LineModel
+from chairlift.sim.cost.model import CostModel, DecodeLine, LineModel
 from chairlift.sim.keys import KeyMaker
 from chairlift.sim.served import Ledger, Served
 from chairlift.sim.workload import ANSWER_TOKEN
@@ -128,22 +128,46 @@ class Replica:
             self._recorder.on_close()
         self.scheduler.close()
 
-    def skip(self, now: float, bound: float, until: float) -> float:
-        """Take at once the steps from now on in which nothing is decided; gives when the last of them ends.
+    def skip(self, now: float, bound: float, until: float) -> tuple[float, list[Served]]:
+        """Take at once the steps from now on in which nothing is decided but that rows end for their length; gives when
+        the last of them ends, and the requests that ended.
 
         They end before `until`. If requests may come at `bound`, the last of them may be under way then: the replica is
         busy to its end. What all of this leaves behind is what one step after the other would.
         """
+        ended: list[Served] = []
         if bound - now < MIN_SKIPPED * self._last_s:
-            return now
-        run = self._quiet_run(
-            now, bound if self._may_cross else math.inf, until if self._may_cross else min(until, bound)
-        )
-        if run is None:
-            return now
-        self._take(run, len(run.begins))
-        end = run.ends[-1]
-        self.is_busy = end >= bound
+            return now, ended
+        least = min(bound, until)
+        crossed, before = (bound, until) if self._may_cross else (math.inf, least)
+        while True:
+            run = self._quiet_run(now, crossed, before)
+            if run is not None:
+                self._take(run, len(run.begins))
+                now = run.ends[-1]
+                self.is_busy = now >= bound
+            # Who ends makes room: nobody may come meanwhile.
+            end = None if self.is_busy else self._step_before(now, least, ended)
+            if end is None:
+                return now, ended
+            now = end
+
+    def _step_before(self, now: float, bound: float, ended: list[Served]) -> float | None:
+        """Take one step from now on, if it ends before `bound`, and decides nothing but that rows end, who are added to
+        `ended`; gives when it ends."""
+        if (coming := self._coming()) is None:
+            return None
+        line, num_rows, num_fillers, num_context_tokens = coming
+        end = now + line.seconds(num_context_tokens)
+        if not num_rows or end >= self._before_decision(bound):
+            return None
+        output = step_once(self.scheduler, ANSWER_TOKEN, now, end)
+        if output is None:
+            return None
+        self._note_skipped([now], [end], num_rows, num_fillers)
+        if output.finishes:
+            self.ledger.endings(output)
+            ended += self._take_ended(output)
         return end
 
     def look_ahead(self, now: float, bound: float, until: float) -> float | None:
@@ -177,33 +201,30 @@ class Replica:
 
     def _quiet_run(self, now: float, bound: float, until: float, most: int = sys.maxsize) -> _Run | None:
         """Steps from now on in which nothing is decided, at most to the one that is under way at `bound`."""
-        line = self._line
-        if (
-            not self._skips
-            or line is None
-            or (most := min(quiet_steps(self.scheduler, ANSWER_TOKEN), most)) < MIN_SKIPPED
-        ):
+        if not self._skips or (most := min(quiet_steps(self.scheduler, ANSWER_TOKEN), most)) < MIN_SKIPPED:
             return None
-        decision = next_decision_at(self.scheduler)
-        if decision is not None and decision < until:
-            until = decision
+        if (coming := self._coming()) is None:
+            return None
+        line, num_rows, num_fillers, num_context_tokens = coming
+        until = self._before_decision(until)
+        ends = line.ends(now, num_context_tokens, num_rows, most, bound=bound, until=until)
+        return _Run([now, *ends[:-1]], ends, num_rows, num_fillers) if ends else None
+
+    def _coming(self) -> tuple[DecodeLine, int, int, int] | None:
+        """Of quiet steps to come: their line, decoding rows, fillers, and context tokens of the first. None if they lie
+        on none."""
+        if not self._skips or self._line is None:
+            return None
         num_rows, num_fillers, num_context_tokens, num_shared_tokens = quiet_rows(self.scheduler)
-        if self._changing is not None and not self._changing.is_steady(num_rows + num_fillers):
+        num_all = num_rows + num_fillers
+        if self._changing is not None and not self._changing.is_steady(num_all):
             return None
-        seconds = line.decode_line(num_rows + num_fillers, num_shared_tokens).seconds
-        begins: list[float] = []
-        ends: list[float] = []
-        for _ in range(most):
-            end = now + seconds(num_context_tokens)
-            if end >= until:
-                break
-            begins.append(now)
-            ends.append(end)
-            now = end
-            if end >= bound:
-                break
-            num_context_tokens += num_rows
-        return _Run(begins, ends, num_rows, num_fillers) if begins else None
+        return self._line.decode_line(num_all, num_shared_tokens), num_rows, num_fillers, num_context_tokens
+
+    def _before_decision(self, until: float) -> float:
+        """Or before then, if something is decided for its own sake before."""
+        decision = next_decision_at(self.scheduler)
+        return until if decision is None or decision > until else decision
 
     def _take(self, run: _Run, num_steps: int) -> None:
         """Apply the first so many steps of a run, those that are not applied yet."""

@@ -87,6 +87,7 @@ class Simulation:
                 self._check_all_over()
                 break
             awake: set[int] = set()
+            self._hear(awake)
             while events.next_at == now:
                 self._hear(awake)
             if not self._num_to_come and not self._closed:
@@ -161,12 +162,17 @@ class Simulation:
             # Somebody waits for an answer, to ask on: nobody knows when requests come.
             end = replica.look_ahead(now, self._next_arrival, self._until)
         else:
-            now = replica.skip(now, self._next_arrival, self._until)
+            now, ended = replica.skip(now, self._next_arrival, self._until)
+            if ended:
+                self._end(ended)
             end = now if replica.is_busy else None
         if end is None:
             end = replica.begin(now)
         if end is not None:
             self._push_end(index, end)
+            return
+        if now > self.now:
+            self._events.push(now, Rank.WAKE, index)
             return
         self._end(replica.flush())
         wake = replica.wake_at()

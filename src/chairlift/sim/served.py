@@ -17,7 +17,7 @@ from chairlift.core.types import Finish, StepOutput, StepPlan
 from chairlift.sim.workload import Asked
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stretch:
     """Tokens of one answer without a pause: one at `first`, then one at each of the replica's decode ends
     `begin` .. `end` - 1."""

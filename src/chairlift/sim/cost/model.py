@@ -30,6 +30,24 @@ class DecodeLine(NamedTuple):
         seconds = self.base_s + self.context_token_s * num_context_tokens
         return seconds if seconds > self.least_s else self.least_s
 
+    def ends(
+        self, begin: float, num_context_tokens: int, num_rows: int, most: int, *, bound: float, until: float
+    ) -> list[float]:
+        """When up to `most` such steps end, the first of which begins at `begin`; each of `num_rows` rows reads one
+        token more in every step. They all end before `until`, and only the last of them at `bound` or after it."""
+        base_s, context_token_s, least_s = self
+        ends: list[float] = []
+        end = begin
+        for num_tokens in range(num_context_tokens, num_context_tokens + most * num_rows, num_rows):
+            seconds = base_s + context_token_s * num_tokens
+            end += seconds if seconds > least_s else least_s
+            if end >= until:
+                break
+            ends.append(end)
+            if end >= bound:
+                break
+        return ends
+
 
 @runtime_checkable
 class LineModel(Protocol):
