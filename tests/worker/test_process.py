@@ -55,8 +55,8 @@ class Worker:
         self.stream = self.sock.makefile("rb")
 
     def send(self, *messages: ToWorker) -> None:
-        for message in messages:
-            self.sock.sendall(encode(message))
+        """All of them at once, so that none comes after what an earlier one brings about."""
+        self.sock.sendall(b"".join(encode(message) for message in messages))
 
     def receive(self) -> FromWorker | None:
         try:
