@@ -8,43 +8,32 @@ An item that cannot be read fails by itself where the client allows that; otherw
 from __future__ import annotations
 
 import asyncio
-import logging
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from typing import Any, TypeVar
 
 import msgspec
 
 from chairlift.core.admission import Admission, RefusalReason
 from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
-from chairlift.core.explain import missed
 from chairlift.core.tickets import Ticket
-from chairlift.core.types import NO_SAMPLING, Finish, FinishReason, PoolingParams, Request, TokenLogprob
+from chairlift.core.types import NO_SAMPLING, PoolingParams, Request
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.client import EngineClient
-from chairlift.server.errors import (
-    ApiError,
-    bad_request,
-    deadline_exceeded,
-    from_invalid,
-    internal,
-    never_fits,
-    overloaded,
-)
+from chairlift.server.collection import Collection
+from chairlift.server.errors import ApiError, bad_request, from_invalid, never_fits, overloaded
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import tenant_name
+from chairlift.server.items import Item, estimated, passage_of
 from chairlift.server.json_body import read_object
+from chairlift.server.outcomes import Outcome
 from chairlift.server.validate import check_range, deadline_s, model_name, user_name
 from chairlift.text.passages import Passage, PassageTokenizer
 
 T = TypeVar("T")
-
-_log = logging.getLogger("chairlift.server")
 
 MAX_ITEMS = 2048
 """Most texts of one request, as in the OpenAI API."""
@@ -53,14 +42,6 @@ INLINE_BYTES = 16 << 10
 """Bodies up to this size are read on the event loop: a few milliseconds at most."""
 INLINE_VECTORS = 32
 """Up to so many vectors are written on the event loop."""
-CHARS_PER_TOKEN = 4
-"""Of ordinary text: what a text is taken for until it is encoded."""
-PROBE_CHARS_PER_TOKEN = 64
-"""A text with more characters per token than this is encoded by its beginning first."""
-CONTEXT_CODE = "context_length_exceeded"
-
-Item = str | list[int] | tuple[str, str]
-"""A text, token ids, or a pair of texts."""
 
 
 class PassFields(msgspec.Struct, kw_only=True):
@@ -87,11 +68,6 @@ class Envelope:
     model: str
     num_tokens: int
     """Of all items that were read."""
-
-
-Vector = Sequence[float]
-Outcome = bytes | ApiError
-"""float32 numbers, little-endian, or why there are none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +127,7 @@ class Passes:
         self._wall_clock = wall_clock
         self._max_body_bytes = max_body_bytes
         self._overload_status = overload_status
-        self._collecting: set[_Collection] = set()
+        self._collecting: set[Collection] = set()
 
     def fail_all(self, error: ApiError) -> None:
         """End everything in flight with `error`."""
@@ -179,7 +155,7 @@ class Passes:
         with self._refusals():
             tickets = self.reader.admission.admit(
                 exchange.principal.name,
-                [_estimated(item, self.reader.max_model_len) for item in job.items],
+                [estimated(item, self.reader.max_model_len) for item in job.items],
                 arrival,
                 tenant=tenant,
                 priority=job.fields.priority or 0,
@@ -211,7 +187,7 @@ class Passes:
                     pooling=replace(job.params, num_first=one.num_first),
                 )
                 asked.append((request, ticket))
-            collection = _Collection(self.reader.client, fitted)
+            collection = Collection(self.reader.client, fitted)
             await self._collect(exchange, job, collection, asked)
         finally:
             now = self._clock()
@@ -245,7 +221,7 @@ class Passes:
         fitted: list[Passage | ApiError] = []
         for i, item in enumerate(job.items):
             try:
-                fitted.append(_passage(item, self.reader.passages, most, keep))
+                fitted.append(passage_of(item, self.reader.passages, most, keep))
             except InvalidRequest as error:
                 refusal = from_invalid(error)
                 refusal.message = f"{job.name(i)}: {refusal.message}"
@@ -267,7 +243,7 @@ class Passes:
             raise from_invalid(error) from None
 
     async def _collect(
-        self, exchange: Exchange, job: Job, collection: _Collection, asked: Sequence[tuple[Request, Ticket]]
+        self, exchange: Exchange, job: Job, collection: Collection, asked: Sequence[tuple[Request, Ticket]]
     ) -> None:
         watcher = asyncio.create_task(self._watch(exchange, collection))
         self._collecting.add(collection)
@@ -307,180 +283,10 @@ class Passes:
         write = partial(job.write, outcomes, envelope)
         await exchange.respond(200, await self._run(write, len(outcomes) <= INLINE_VECTORS))
 
-    async def _watch(self, exchange: Exchange, collection: _Collection) -> None:
+    async def _watch(self, exchange: Exchange, collection: Collection) -> None:
         await exchange.left()
         if not collection.done.is_set():
             collection.client_left = True
             if self.reader.metrics is not None:
                 self.reader.metrics.num_disconnects += 1
             collection.done.set()
-
-
-class _Collection:
-    """The items of one request while they are computed."""
-
-    def __init__(self, client: EngineClient, fitted: Sequence[Passage | ApiError]) -> None:
-        self._client = client
-        self._in_flight: dict[int, int] = {}
-        """Place in `outcomes` by request id."""
-        self.outcomes: list[Outcome] = [one if isinstance(one, ApiError) else b"" for one in fitted]
-        self._places = iter([i for i, one in enumerate(fitted) if isinstance(one, Passage)])
-        self._num_open = sum(isinstance(one, Passage) for one in fitted)
-        self.num_tokens = sum(len(one.tokens) for one in fitted if isinstance(one, Passage))
-        self.finishes: list[Finish] = []
-        self.client_left = False
-        self.done = asyncio.Event()
-        if not self._num_open:
-            self.done.set()
-
-    def add(self, request: Request, ticket: Ticket) -> None:
-        """Hand the next item that can be read to the engine.
-
-        Raises:
-            ApiError: 503, the worker is not there.
-        """
-        place = next(self._places)
-        item = _Item(partial(self._ended, request.id, place))
-        self._client.submit(request, item, ticket, item.take)
-        self._in_flight[request.id] = place
-
-    def _ended(self, request_id: int, place: int, outcome: Outcome, finish: Finish | None) -> None:
-        self._in_flight.pop(request_id, None)
-        self.outcomes[place] = outcome
-        if finish is not None:
-            self.finishes.append(finish)
-        self._num_open -= 1
-        if self._num_open == 0:
-            self.done.set()
-
-    def fail(self, error: ApiError) -> None:
-        """Nothing more is waited for."""
-        for place in self._in_flight.values():
-            self.outcomes[place] = error
-        self.leave()
-        self.done.set()
-
-    def leave(self) -> None:
-        """Whatever is still in the engine is wanted no longer."""
-        for request_id in list(self._in_flight):
-            self._client.abort(request_id)
-        self._in_flight.clear()
-
-    def summary(self) -> str:
-        """For the log."""
-        num_failed = sum(isinstance(outcome, ApiError) for outcome in self.outcomes)
-        return f"texts={len(self.outcomes)} failed={num_failed} tokens={self.num_tokens}"
-
-
-class _Item:
-    """One item in the worker's hands: the client's listener, and its only choice."""
-
-    __slots__ = ("_tell", "_vector", "heard", "push")
-
-    def __init__(self, tell: Callable[[Outcome, Finish | None], None]) -> None:
-        self._tell = tell
-        self._vector: bytes | None = None
-        self.heard: float | None = None
-        self.push: Callable[[int], None] = _ignored
-
-    @property
-    def choices(self) -> tuple[_Item]:
-        return (self,)
-
-    def take(self, vector: bytes) -> None:
-        """What its text gave."""
-        self._vector = vector
-
-    def score(self, logprob: TokenLogprob) -> None:
-        """Nothing is sampled."""
-
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
-        """Nothing is scored."""
-
-    def hold(self) -> None:
-        """There is no text to hold back."""
-
-    def finish(self, finish: Finish) -> None:
-        """It is over."""
-        if finish.reason is FinishReason.STOP and self._vector is not None:
-            self._tell(self._vector, finish)
-        elif finish.reason is FinishReason.DEADLINE:
-            self._tell(deadline_exceeded(missed(finish), finish.error), finish)
-        else:
-            _log.error("the engine failed a text: %s", finish.error)
-            self._tell(internal(), finish)
-
-    def fail(self, error: ApiError) -> None:
-        """It is lost."""
-        self._tell(error, None)
-
-
-def _ignored(token: int) -> None:
-    """No token comes."""
-
-
-def _estimated(item: Item, most: int) -> int:
-    """About how many tokens an item has."""
-    if isinstance(item, str):
-        size = len(item) // CHARS_PER_TOKEN
-    elif isinstance(item, list):
-        size = len(item)
-    else:
-        size = sum(map(len, item)) // CHARS_PER_TOKEN
-    return max(1, min(size, most))
-
-
-def _passage(item: Item, passages: PassageTokenizer, most: int, keep: int | None) -> Passage:
-    """An item as tokens that the encoder can take; with `keep` it is cut to so many.
-
-    Raises:
-        InvalidRequest: it cannot be read, or is too long.
-    """
-    if isinstance(item, list):
-        passage = passages.around(item if keep is None else item[:keep])
-    elif isinstance(item, str):
-        passage = passages.encode(_beginning(item, passages, most, keep), keep)
-    else:
-        first, second = (_beginning(text, passages, most, keep) for text in item)
-        passage = passages.encode_pair(first, second, keep)
-    if len(passage.tokens) > most:
-        raise NeverFits(f"the text has {len(passage.tokens)} tokens; this model reads at most {most}", "input")
-    return passage
-
-
-def _beginning(text: str, passages: PassageTokenizer, most: int, keep: int | None) -> str:
-    """A text, or as much of a very long one as decides what becomes of it: megabytes take seconds to encode.
-
-    Raises:
-        NeverFits: its beginning alone is too long.
-    """
-    size = PROBE_CHARS_PER_TOKEN * most
-    while size < len(text):
-        num_tokens = len(passages.encode(text[:size]).tokens)
-        if num_tokens > 2 * most:
-            if keep is None:
-                raise NeverFits(f"the text has more than {num_tokens} tokens; this model reads at most {most}", "input")
-            return text[:size]
-        size *= 4
-    return text
-
-
-def numbers(vector: bytes) -> array[float]:
-    """The float32 numbers of a vector."""
-    values = array("f")
-    values.frombytes(vector)
-    return values
-
-
-def cosine(one: bytes, two: bytes) -> float:
-    """Of two vectors, 0 if one of them has no direction."""
-    a, b = numbers(one), numbers(two)
-    product = sum(map(float.__mul__, a, b))
-    length = (sum(map(pow, a, repeat(2))) * sum(map(pow, b, repeat(2)))) ** 0.5
-    return product / length if length else 0.0
-
-
-def error_json(error: ApiError) -> dict[str, Any]:
-    """The inside of an error's body, where it stands in for an item, with its status."""
-    inner: dict[str, Any] = msgspec.json.decode(error.body())["error"]
-    return inner | {"status": error.status}

@@ -9,19 +9,10 @@ import msgspec
 
 from chairlift.core.types import PoolingParams
 from chairlift.server.errors import ApiError, bad_request, never_fits
+from chairlift.server.items import Item
 from chairlift.server.json_body import convert
-from chairlift.server.passes import (
-    MAX_ITEMS,
-    Envelope,
-    Item,
-    Job,
-    Outcome,
-    PassFields,
-    Reader,
-    cosine,
-    error_json,
-    numbers,
-)
+from chairlift.server.outcomes import Outcome, cosine, error_json, numbers
+from chairlift.server.passes import MAX_ITEMS, Envelope, Job, PassFields, Reader
 from chairlift.server.shapes import encode_json
 from chairlift.server.validate import check_range
 

@@ -1,0 +1,60 @@
+"""What is read for one vector: a text, token ids, or a pair of texts, and how it becomes tokens."""
+
+from __future__ import annotations
+
+from chairlift.core.errors import NeverFits
+from chairlift.text.passages import Passage, PassageTokenizer
+
+CHARS_PER_TOKEN = 4
+"""Of ordinary text: what a text is taken for until it is encoded."""
+PROBE_CHARS_PER_TOKEN = 64
+"""A text with more characters per token than this is encoded by its beginning first."""
+
+Item = str | list[int] | tuple[str, str]
+"""A text, token ids, or a pair of texts."""
+
+
+def estimated(item: Item, most: int) -> int:
+    """About how many tokens an item has."""
+    if isinstance(item, str):
+        size = len(item) // CHARS_PER_TOKEN
+    elif isinstance(item, list):
+        size = len(item)
+    else:
+        size = sum(map(len, item)) // CHARS_PER_TOKEN
+    return max(1, min(size, most))
+
+
+def passage_of(item: Item, passages: PassageTokenizer, most: int, keep: int | None) -> Passage:
+    """An item as tokens that the encoder can take; with `keep` it is cut to so many.
+
+    Raises:
+        InvalidRequest: it cannot be read, or is too long.
+    """
+    if isinstance(item, list):
+        passage = passages.around(item if keep is None else item[:keep])
+    elif isinstance(item, str):
+        passage = passages.encode(_beginning(item, passages, most, keep), keep)
+    else:
+        first, second = (_beginning(text, passages, most, keep) for text in item)
+        passage = passages.encode_pair(first, second, keep)
+    if len(passage.tokens) > most:
+        raise NeverFits(f"the text has {len(passage.tokens)} tokens; this model reads at most {most}", "input")
+    return passage
+
+
+def _beginning(text: str, passages: PassageTokenizer, most: int, keep: int | None) -> str:
+    """A text, or as much of a very long one as decides what becomes of it: megabytes take seconds to encode.
+
+    Raises:
+        NeverFits: its beginning alone is too long.
+    """
+    size = PROBE_CHARS_PER_TOKEN * most
+    while size < len(text):
+        num_tokens = len(passages.encode(text[:size]).tokens)
+        if num_tokens > 2 * most:
+            if keep is None:
+                raise NeverFits(f"the text has more than {num_tokens} tokens; this model reads at most {most}", "input")
+            return text[:size]
+        size *= 4
+    return text
