@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
-from chairlift.core.admission import Admission, RefusalReason
-from chairlift.core.errors import NeverFits, Overloaded
+from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import Request
 from chairlift.server import validate
 from chairlift.server.answer import Answer
 from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
-from chairlift.server.errors import ApiError, from_invalid, overloaded
+from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
+from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import cache_salt, tenant_name
 from chairlift.server.json_body import read_object
@@ -39,11 +37,6 @@ from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.shapes import Shape
 from chairlift.server.timings import Timings
-
-T = TypeVar("T")
-
-INLINE_BYTES = 16 << 10
-"""Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
 
 _LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|safety_identifier)"\s*:')
 """Fields that may lift a request over others; without them a full queue refuses it unread."""
@@ -128,15 +121,16 @@ class Generation:
         inline = len(body) <= INLINE_BYTES
         principal = exchange.principal.name
         if not _LIFTS.search(body):
-            with self._refusals():
+            with refusals(self._engine.client.metrics, self._overload_status):
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
-        asked, nums_tokens = await self._run(partial(self._prepare, body, chat), inline)
+        asked, nums_tokens = await here_or_on(self._pool, partial(self._prepare, body, chat), inline=inline)
         if exchange.used is not None:
             exchange.used.model = self._engine.served_names[0]
             exchange.used.tenant = tenant_name(exchange.headers, asked.user)
         admitted = self._admit(exchange, asked, nums_tokens, principal, arrival)
         try:
-            fitted = await self._run(partial(fit, asked, self._engine.text, self._engine.max_model_len), inline)
+            fitting = partial(fit, asked, self._engine.text, self._engine.max_model_len)
+            fitted = await here_or_on(self._pool, fitting, inline=inline)
             fitted = after_thought(fitted, self._engine.text)
             for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
                 self.admission.tokenised(ticket, len(prompt))
@@ -146,10 +140,6 @@ class Generation:
             for ticket in admitted.tickets:
                 self.admission.ended(ticket, now)
 
-    async def _run(self, work: Callable[[], T], inline: bool) -> T:
-        """Here if it is little, else on a thread."""
-        return work() if inline else await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
     def _prepare(self, body: bytes, chat: bool) -> tuple[validate.Validated, list[int]]:
         """What a body asks for, and about how many tokens its prompts have; on any thread.
 
@@ -157,9 +147,7 @@ class Generation:
             ApiError: everything that can be found wrong before there are tokens.
         """
         content = read_object(body)
-        name = validate.model_name(content)
-        if name is not None and name not in self._engine.served_names:
-            raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+        check_model(content, self._engine.served_names)
         text = self._engine.text
         if chat:
             asked = validate.chat(content, text.sampling_defaults, text.manners)
@@ -174,7 +162,7 @@ class Generation:
         tenant = tenant_name(exchange.headers, asked.user)
         ttft_deadline = None if asked.ttft_deadline_s is None else arrival + asked.ttft_deadline_s
         e2e_deadline = None if asked.e2e_deadline_s is None else arrival + asked.e2e_deadline_s
-        with self._refusals():
+        with refusals(self._engine.client.metrics, self._overload_status):
             tickets = self.admission.admit(
                 principal,
                 nums_tokens,
@@ -194,18 +182,6 @@ class Generation:
             e2e_deadline=e2e_deadline,
             tickets=tickets,
         )
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """What admission refuses, as a response."""
-        try:
-            yield
-        except Overloaded as error:
-            if self._engine.client.metrics is not None:
-                self._engine.client.metrics.on_rejection(RefusalReason(error.reason))
-            raise overloaded(error, self._overload_status) from None
-        except NeverFits as error:
-            raise from_invalid(error) from None
 
     async def _generate(self, exchange: Exchange, admitted: Admitted, fitted: Fitted, inline: bool) -> None:
         answer, asked = self._answer(exchange, fitted)
@@ -309,11 +285,8 @@ class Generation:
             raise answer.outlet.error
         if not answer.finished:
             raise ClientGone
-        if answer.weight() <= INLINE_OUTPUT_TOKENS:
-            body = answer.body()
-        else:
-            body = await asyncio.get_running_loop().run_in_executor(self._pool, answer.body)
-        await exchange.respond(200, body)
+        inline = answer.weight() <= INLINE_OUTPUT_TOKENS
+        await exchange.respond(200, await here_or_on(self._pool, answer.body, inline=inline))
 
 
 async def _stream(exchange: Exchange, answer: Answer) -> None:

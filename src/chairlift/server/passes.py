@@ -8,38 +8,33 @@ An item that cannot be read fails by itself where the client allows that; otherw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from chairlift.core.admission import Admission, RefusalReason
-from chairlift.core.errors import InvalidRequest, NeverFits, Overloaded
+from chairlift.core.admission import Admission
+from chairlift.core.errors import InvalidRequest, NeverFits
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import NO_SAMPLING, PoolingParams, Request
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.client import EngineClient
 from chairlift.server.collection import Collection
-from chairlift.server.errors import ApiError, bad_request, from_invalid, never_fits, overloaded
+from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
+from chairlift.server.errors import ApiError, from_invalid, never_fits
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import tenant_name
 from chairlift.server.items import Item, estimated, passage_of
 from chairlift.server.json_body import read_object
 from chairlift.server.outcomes import Outcome
-from chairlift.server.validate import check_range, deadline_s, model_name, user_name
+from chairlift.server.validate import check_priority_and_cut, deadline_s, user_name
 from chairlift.text.passages import Passage, PassageTokenizer
-
-T = TypeVar("T")
 
 MAX_ITEMS = 2048
 """Most texts of one request, as in the OpenAI API."""
-MAX_INT = 2**31 - 1
-INLINE_BYTES = 16 << 10
-"""Bodies up to this size are read on the event loop: a few milliseconds at most."""
 INLINE_VECTORS = 32
 """Up to so many vectors are written on the event loop."""
 
@@ -144,7 +139,7 @@ class Passes:
         arrival = self._clock()
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
-        job = await self._run(partial(self._prepare, body, make_job), inline)
+        job = await here_or_on(self._pool, partial(self._prepare, body, make_job), inline=inline)
         tenant = tenant_name(exchange.headers, user_name(job.fields))
         if exchange.used is not None:
             exchange.used.model = self.reader.served_names[0]
@@ -152,7 +147,7 @@ class Passes:
         ttft = deadline_s("ttft_deadline_ms", job.fields.ttft_deadline_ms)
         e2e = deadline_s("e2e_deadline_ms", job.fields.e2e_deadline_ms)
         deadlines = [None if after is None else arrival + after for after in (ttft, e2e)]
-        with self._refusals():
+        with refusals(self.reader.metrics, self._overload_status):
             tickets = self.reader.admission.admit(
                 exchange.principal.name,
                 [estimated(item, self.reader.max_model_len) for item in job.items],
@@ -163,7 +158,7 @@ class Passes:
                 e2e_deadline=deadlines[1],
             )
         try:
-            fitted = await self._run(partial(self._fit, job), inline)
+            fitted = await here_or_on(self._pool, partial(self._fit, job), inline=inline)
             if not job.fields.partial:
                 for one in fitted:
                     if isinstance(one, ApiError):
@@ -194,20 +189,11 @@ class Passes:
             for ticket in tickets:
                 self.reader.admission.ended(ticket, now)
 
-    async def _run(self, work: Callable[[], T], inline: bool) -> T:
-        """Here if it is little, else on a thread."""
-        return work() if inline else await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
     def _prepare(self, body: bytes, make_job: MakeJob) -> Job:
         content = read_object(body)
-        name = model_name(content)
-        if name is not None and name not in self.reader.served_names:
-            raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+        check_model(content, self.reader.served_names)
         job = make_job(content, self.reader)
-        check_range("priority", job.fields.priority, -MAX_INT, MAX_INT)
-        check_range("truncate_prompt_tokens", job.fields.truncate_prompt_tokens, -1, MAX_INT)
-        if job.fields.truncate_prompt_tokens == 0:
-            raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+        check_priority_and_cut(job.fields.priority, job.fields.truncate_prompt_tokens)
         if len(job.items) > MAX_ITEMS:
             raise never_fits(f"at most {MAX_ITEMS} texts are read at once", job.name(0).partition("[")[0])
         return job
@@ -229,18 +215,6 @@ class Passes:
                 refusal.code = refusal.code if isinstance(error, NeverFits) else None
                 fitted.append(refusal)
         return fitted
-
-    @contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """What admission refuses, as a response."""
-        try:
-            yield
-        except Overloaded as error:
-            if self.reader.metrics is not None:
-                self.reader.metrics.on_rejection(RefusalReason(error.reason))
-            raise overloaded(error, self._overload_status) from None
-        except NeverFits as error:
-            raise from_invalid(error) from None
 
     async def _collect(
         self, exchange: Exchange, job: Job, collection: Collection, asked: Sequence[tuple[Request, Ticket]]
@@ -281,7 +255,8 @@ class Passes:
             collection.num_tokens,
         )
         write = partial(job.write, outcomes, envelope)
-        await exchange.respond(200, await self._run(write, len(outcomes) <= INLINE_VECTORS))
+        inline = len(outcomes) <= INLINE_VECTORS
+        await exchange.respond(200, await here_or_on(self._pool, write, inline=inline))
 
     async def _watch(self, exchange: Exchange, collection: Collection) -> None:
         await exchange.left()

@@ -14,9 +14,8 @@ from chairlift.server.json_body import convert
 from chairlift.server.outcomes import Outcome, cosine, error_json, numbers
 from chairlift.server.passes import MAX_ITEMS, Envelope, Job, PassFields, Reader
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import check_range
+from chairlift.server.validate import MAX_INT, check_range
 
-MAX_INT = 2**31 - 1
 MAX_PAIR_CHARS = 8 << 20
 """Of all pairs that a cross-encoder reads; a query counts once for each document. Twice the longest body."""
 

@@ -324,10 +324,7 @@ def _validated(
     n = _or(num_choices, 1)
     if n * len(prompts) > MAX_CHOICES:
         raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
-    check_range("priority", body.priority, -MAX_INT, MAX_INT)
-    check_range("truncate_prompt_tokens", body.truncate_prompt_tokens, -1, MAX_INT)
-    if body.truncate_prompt_tokens == 0:
-        raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
+    check_priority_and_cut(body.priority, body.truncate_prompt_tokens)
     if len(body.metadata or ()) > MAX_METADATA:
         raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
@@ -350,6 +347,14 @@ def _validated(
         show=show,
         tools=tools,
     )
+
+
+def check_priority_and_cut(priority: int | None, truncate_prompt_tokens: int | None) -> None:
+    """Raises a 400 for what no request may have, whether it asks for text or for vectors."""
+    check_range("priority", priority, -MAX_INT, MAX_INT)
+    check_range("truncate_prompt_tokens", truncate_prompt_tokens, -1, MAX_INT)
+    if truncate_prompt_tokens == 0:
+        raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
 
 
 def user_name(body: object) -> str:

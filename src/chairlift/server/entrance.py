@@ -1,0 +1,45 @@
+"""What every request for the engine meets on its way in, whether it wants text or vectors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from chairlift.core.admission import RefusalReason
+from chairlift.core.errors import NeverFits, Overloaded
+from chairlift.metrics.serving import ServingMetrics
+from chairlift.server.errors import ApiError, from_invalid, overloaded
+from chairlift.server.validate import model_name
+
+T = TypeVar("T")
+
+INLINE_BYTES = 16 << 10
+"""Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
+
+
+async def here_or_on(pool: Executor, work: Callable[[], T], *, inline: bool) -> T:
+    """Here if it is little (`inline`), else on a thread."""
+    return work() if inline else await asyncio.get_running_loop().run_in_executor(pool, work)
+
+
+def check_model(content: dict[str, Any], served_names: Sequence[str]) -> None:
+    """Raises an ApiError for a body that asks for a model that is not served: 404."""
+    name = model_name(content)
+    if name is not None and name not in served_names:
+        raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+
+
+@contextmanager
+def refusals(metrics: ServingMetrics | None, overload_status: int) -> Iterator[None]:
+    """What admission refuses, as a response."""
+    try:
+        yield
+    except Overloaded as error:
+        if metrics is not None:
+            metrics.on_rejection(RefusalReason(error.reason))
+        raise overloaded(error, overload_status) from None
+    except NeverFits as error:
+        raise from_invalid(error) from None
