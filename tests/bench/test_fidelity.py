@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 
 from chairlift.bench import fidelity as bench
-from chairlift.bench.fidelity import Course, Line, Predictions, Scenario, Subject, highest_rate, spell
+from chairlift.bench.fidelity import Course, Predictions, Scenario, Subject, highest_rate, spell
 from chairlift.bench.in_process import Listener, Show
+from chairlift.bench.predicted import Line, to_json, to_table
 from chairlift.core.errors import ChairliftError
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
@@ -135,7 +136,7 @@ def test_an_engine_that_is_slower_is_found_out() -> None:
     comparison = course.compare(predictions())
     assert comparison.steps is not None and comparison.steps.total == pytest.approx(1 / 1.25 - 1.0)
     assert all(line.error < -0.15 and not line.holds for line in comparison.lines)
-    printed = bench.to_table(comparison)
+    printed = to_table(comparison)
     assert printed.count("OFF") == 9 and "-20.0% in all" in printed
 
 
@@ -169,7 +170,7 @@ def test_the_highest_rate_that_holds_an_objective() -> None:
     (line,) = comparison.lines
     assert line.name == "rate" and line.error == pytest.approx(0.0, abs=1e-9)
     assert course.rates[0] < line.predicted < course.rates[-1]
-    assert "highest rate with 99 % of inter-token latencies under" in bench.to_table(comparison)
+    assert "highest rate with 99 % of inter-token latencies under" in to_table(comparison)
     slower = zeroed(bench.ladder_of(SCENARIO, SETUP, 20.0), subject(factor=1.1)).compare(predictions()).lines[0]
     assert slower.error > 0.05 and not slower.holds
 
@@ -208,7 +209,7 @@ def test_what_is_allowed(name: str, predicted: float, measured: Sequence[float],
 
 def test_figures_as_data() -> None:
     course = zeroed(bench.course_of(SCENARIO, SETUP, 2.0), subject(), times=1)
-    (scenario,) = bench.to_json([course.compare(predictions())])["scenarios"]
+    (scenario,) = to_json([course.compare(predictions())])["scenarios"]
     assert scenario["scenario"] == "mixture" and len(scenario["lines"]) == 9
     assert scenario["lines"][0]["measured"] == (scenario["lines"][0]["before"],)
 

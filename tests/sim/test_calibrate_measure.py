@@ -22,7 +22,7 @@ from chairlift.sim.calibrate.calibration import Calibration, calibrate, load_cal
 from chairlift.sim.calibrate.from_journal import steps_of_journal
 from chairlift.sim.calibrate.measured import Measured, RegimeError
 from chairlift.sim.calibrate.sweep import MIN_SHAPES, REPEATS, Rig, shapes, sweep
-from chairlift.sim.calibrate.traffic import Listener, run_traffic
+from chairlift.sim.calibrate.traffic import StepTimes, run_traffic
 from chairlift.sim.cost import ChunkCosts, Coefficients, RowCosts, SmoothCost
 from chairlift.sim.cost.shape import REGIMES
 from timed_executor import Clock, TimedExecutor
@@ -61,7 +61,7 @@ def traffic(seconds: float, recorder: Recorder | None = None, journal: Journal |
     scheduler = Scheduler(
         limits, executor.cache_shape, vocab_size=VOCAB_SIZE, enable_prefix_caching=True, policy=Policy()
     )
-    listener = Listener()
+    listener = StepTimes()
     engine = Engine(scheduler, executor, observer=listener, recorder=recorder)
     if journal is not None:
         journal.attach(scheduler)

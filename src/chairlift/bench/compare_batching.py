@@ -20,6 +20,7 @@ from chairlift.bench.report import to_json as report_to_json
 from chairlift.core.errors import ChairliftError, InvalidOption
 from chairlift.core.policy import BatchingName, Policy
 from chairlift.core.types import Request, SamplingParams
+from chairlift.sim.table import aligned
 
 PERCENTS = (50.0, 99.0)
 PROBE_TOKENS = 16
@@ -226,11 +227,7 @@ def to_table(rows: Sequence[Row]) -> str:
             digits = 0 if unit == "ms" else 2
             cells += [f"{row.latency_s(name, percent) * factor:.{digits}f} {unit}" for percent in PERCENTS]
         lines.append(cells)
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join(
-        "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        for line in lines
-    )
+    return aligned(lines)
 
 
 def to_json(

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
-from statistics import fmean
-from typing import Any
 
-from chairlift.bench.in_process import Listener, Recording, Show, StartLoop, serve
+from chairlift.bench.in_process import Listener, Loop, Show, StartLoop, serve
+from chairlift.bench.predicted import Comparison, Line
 from chairlift.bench.report import Wanted, make_report
 from chairlift.core.errors import ChairliftError
 from chairlift.core.policy import Policy
@@ -24,7 +23,7 @@ from chairlift.metrics.latency import Summary
 from chairlift.sim.arrivals import Arrivals, steady
 from chairlift.sim.calibrate.calibration import Calibration
 from chairlift.sim.calibrate.measured import RegimeError, error_of
-from chairlift.sim.calibrate.traffic import Listener as StepTimes
+from chairlift.sim.calibrate.traffic import StepTimes
 from chairlift.sim.cost.smooth import HostCosts, SmoothCost
 from chairlift.sim.fleet import EngineSetup
 from chairlift.sim.lengths import Lengths, LogNormal
@@ -35,11 +34,6 @@ from chairlift.sim.traffic import Kind, faster, open_loop
 from chairlift.sim.workload import Asked, Blocks, Contents
 
 METRICS = ("ttft", "itl", "e2el")
-STATISTICS = ("mean", "p50", "p99")
-ALLOWED = {"mean": 0.05, "p50": 0.05, "p99": 0.10, "rate": 0.05}
-"""How far off a prediction may be where repeats differ by less."""
-SPREADS = 1.5
-"""Times the spread of the repeats that a prediction may be off where they differ by more."""
 LADDER = (0.5, 0.6, 0.7, 0.8, 0.9)
 """Loads at which the inter-token latency is measured, to find the highest that holds an objective."""
 OBJECTIVE_AT = 2
@@ -178,10 +172,10 @@ def measure(subject: Subject, asked: Sequence[Asked], show: Show) -> tuple[Figur
     """
     steps = StepTimes()
 
-    def start(policy: Policy, recording: Listener) -> Any:
+    def start(policy: Policy, recording: Listener) -> Loop:
         return subject.start(policy, _Watched(recording, steps))
 
-    recording: Recording = serve(
+    recording = serve(
         start,
         subject.setup.policy,
         subject.requests(asked),
@@ -198,53 +192,6 @@ def measure(subject: Subject, asked: Sequence[Asked], show: Show) -> tuple[Figur
 
 
 # ---------------------------------------------------------------- side by side
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """One figure: as measured in every repeat, and as predicted by the first calibration, the last, and all."""
-
-    name: str
-    measured: tuple[float, ...]
-    before: float
-    after: float
-    predicted: float
-
-    @property
-    def middle(self) -> float:
-        """The mean of the repeats."""
-        return fmean(self.measured)
-
-    @property
-    def spread(self) -> float:
-        """From the smallest to the largest repeat, as a share of their mean."""
-        return (max(self.measured) - min(self.measured)) / self.middle if self.middle else 0.0
-
-    @property
-    def error(self) -> float:
-        """Of the prediction by all calibrations, as a share of what was measured."""
-        return self.predicted / self.middle - 1.0 if self.middle else math.inf
-
-    @property
-    def allowed(self) -> float:
-        return max(ALLOWED[self.name.split()[-1]], SPREADS * self.spread)
-
-    @property
-    def holds(self) -> bool:
-        return abs(self.error) <= self.allowed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """A scenario: its figures, and how far single steps are off, whoever was in them."""
-
-    scenario: str
-    rate: float
-    num_requests: int
-    lines: list[Line]
-    steps: RegimeError | None = None
-    objective_s: float | None = None
-    """Of the inter-token latency, where the figure is the highest rate that holds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,8 +216,8 @@ class Course:
     scenario: Scenario
     rates: tuple[float, ...]
     num_requests: int
-    runs: list[list[tuple[Figures, StepTimes]]]
     objective_s: float | None = None
+    runs: list[list[tuple[Figures, StepTimes]]] = field(default_factory=list)
 
     def run(self, subject: Subject, show: Callable[[str], Show]) -> None:
         """Serve it once more."""
@@ -343,7 +290,7 @@ def highest_rate(rates: Sequence[float], latencies_s: Sequence[float], objective
 def course_of(scenario: Scenario, setup: EngineSetup, seconds: float, num_requests: int | None = None) -> Course:
     """The scenario at its load for about so long, or with so many requests."""
     rate = scenario.load * saturated_rate(setup, scenario, 1000)
-    return Course(scenario, (rate,), num_requests or max(1, math.ceil(rate * seconds)), [])
+    return Course(scenario, (rate,), num_requests or max(1, math.ceil(rate * seconds)))
 
 
 def ladder_of(scenario: Scenario, setup: EngineSetup, seconds: float) -> Course:
@@ -351,58 +298,6 @@ def ladder_of(scenario: Scenario, setup: EngineSetup, seconds: float) -> Course:
     most = saturated_rate(setup, scenario, 1000)
     rates = tuple(load * most for load in LADDER)
     num_requests = max(1, math.ceil(rates[OBJECTIVE_AT] * seconds))
-    course = Course(scenario, rates, num_requests, [])
+    course = Course(scenario, rates, num_requests)
     objective_s = predict(setup, course.asked(rates[OBJECTIVE_AT]))[f"itl p{CAPACITY_PERCENT:g}"]
     return replace(course, objective_s=objective_s)
-
-
-# ---------------------------------------------------------------- output
-
-HEADINGS = ("", "measured", "spread", "predicted", "off", "allowed", "", "before", "after")
-
-
-def to_table(comparison: Comparison) -> str:
-    """A comparison in lines, times in milliseconds."""
-    rows = [HEADINGS]
-    for line in comparison.lines:
-        scale = 1.0 if line.name == "rate" else 1e3
-        rows.append(
-            (
-                {"rate": "requests/s"}.get(line.name, line.name),
-                f"{line.middle * scale:.2f}",
-                f"{line.spread:.1%}",
-                f"{line.predicted * scale:.2f}",
-                f"{line.error:+.1%}",
-                f"{line.allowed:.1%}",
-                "ok" if line.holds else "OFF",
-                f"{line.before * scale:.2f}",
-                f"{line.after * scale:.2f}",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(HEADINGS))]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    ]
-    head = f"{comparison.scenario}: {comparison.num_requests} requests at {comparison.rate:.2f} a second"
-    if comparison.objective_s is not None:
-        head = (
-            f"{comparison.scenario}: highest rate with 99 % of inter-token latencies under "
-            f"{comparison.objective_s * 1e3:.1f} ms"
-        )
-    tail = [] if comparison.steps is None else [_of_steps(comparison.steps)]
-    return "\n".join([head, *(line.rstrip() for line in lines), *tail])
-
-
-def _of_steps(error: RegimeError) -> str:
-    return (
-        f"the {error.num_steps} steps really taken: {error.total:+.1%} in all, {error.mean:.1%} each on average, "
-        f"{error.median:.1%} in the median"
-    )
-
-
-def to_json(comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """All of it as plain data."""
-    return {"scenarios": [asdict(comparison) for comparison in comparisons]}

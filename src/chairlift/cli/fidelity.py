@@ -61,6 +61,7 @@ def add_form(forms: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(arguments: argparse.Namespace) -> int:
     """Measure, predict and print."""
     from chairlift.bench import fidelity as bench
+    from chairlift.bench.predicted import to_json, to_table
     from chairlift.cli.in_process import Progress
     from chairlift.worker.build import load
 
@@ -101,9 +102,9 @@ def run(arguments: argparse.Namespace) -> int:
     progress.clear()
     predictions = bench.Predictions(before, calibrated(observed[-1:]), calibrated(observed))
     comparisons = [course.compare(predictions) for course in courses]
-    print("\n\n".join(bench.to_table(comparison) for comparison in comparisons))
+    print("\n\n".join(to_table(comparison) for comparison in comparisons))
     if arguments.output_json is not None:
-        write_json(arguments.output_json, bench.to_json(comparisons) | {"model": loaded.model.name})
+        write_json(arguments.output_json, to_json(comparisons) | {"model": loaded.model.name})
     return 0
 
 

@@ -62,7 +62,7 @@ def _latencies(figures: Mapping[str, Any], percents: Sequence[float]) -> str:
         if f"mean_{name}_ms" in figures:
             values = [figures[f"mean_{name}_ms"], *(figures[f"p{percent:g}_{name}_ms"] for percent in percents)]
             rows.append([title, *(f"{value:.2f}" for value in values)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _engine(replica: Mapping[str, Any]) -> str:
@@ -89,7 +89,7 @@ def _replicas(replicas: Iterable[Mapping[str, Any]]) -> str:
                 str(replica["num_preemptions"]),
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _tenants(tenants: Sequence[Mapping[str, Any]], most: float) -> str:
@@ -110,10 +110,10 @@ def _tenants(tenants: Sequence[Mapping[str, Any]], most: float) -> str:
                 *("-" if value is None else f"{value:.1f}" for value in latencies),
             ]
         )
-    return _aligned(rows)
+    return aligned(rows)
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: Sequence[Sequence[str]]) -> str:
     """Columns under each other, the first to the left and the others to the right."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(

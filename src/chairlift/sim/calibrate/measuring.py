@@ -9,7 +9,7 @@ from chairlift.core.engine import Engine, Observer
 from chairlift.sim.calibrate.calibration import Calibration, calibrate
 from chairlift.sim.calibrate.measured import Measured
 from chairlift.sim.calibrate.sweep import Rig, sweep
-from chairlift.sim.calibrate.traffic import Listener, run_traffic
+from chairlift.sim.calibrate.traffic import StepTimes, run_traffic
 
 SWEEP_SHARE = 0.7
 """Of the time; the rest is traffic through the scheduler."""
@@ -39,9 +39,9 @@ def observe(
     say("steps of every kind")
     repeats = list(sweep(rig, seconds * SWEEP_SHARE, seed=seed, max_context=max_context))
     say("traffic")
-    listener = Listener()
+    times = StepTimes()
     run_traffic(
-        engine(listener),
+        engine(times),
         rig.limits,
         lambda num_tokens: replace(rig.params, max_tokens=num_tokens),
         rig.vocab_size,
@@ -49,7 +49,7 @@ def observe(
         seconds * (1.0 - SWEEP_SHARE),
         seed=seed,
     )
-    return Observed(repeats, list(listener.measured(first_group=0)))
+    return Observed(repeats, list(times.measured(first_group=0)))
 
 
 def calibration_of(

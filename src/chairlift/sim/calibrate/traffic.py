@@ -17,7 +17,7 @@ SHARED_TOKENS = (64, 256)
 MAX_PROMPT, MAX_OUTPUT = 1024, 256
 
 
-class Listener:
+class StepTimes:
     """An observer of an engine: how long each step took, and how long the next one let wait."""
 
     def __init__(self) -> None:
