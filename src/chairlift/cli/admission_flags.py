@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from chairlift.cli.config import flag_of
 from chairlift.cli.numbers import count
 from chairlift.core.admission import DEFAULT_MAX_NUM_QUEUED_REQS
 
@@ -36,7 +37,7 @@ def add_admission_flags(parser: argparse.ArgumentParser) -> None:
     for name, text in CAPS.items():
         default = DEFAULT_MAX_NUM_QUEUED_REQS if name == "max_num_queued_reqs" else None
         group.add_argument(
-            "--" + name.replace("_", "-"),
+            flag_of(name),
             type=cap,
             default=default,
             metavar="N",

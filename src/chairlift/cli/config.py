@@ -16,6 +16,11 @@ _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
 
+def flag_of(name: str) -> str:
+    """The flag whose value is found under that name."""
+    return f"--{name.replace('_', '-')}"
+
+
 def read_text(path: Path, max_bytes: int) -> str:
     """The text of a file, or of a pipe that a shell gives as one.
 

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from chairlift.cli.config import flag_of
 from chairlift.cli.numbers import count
 from chairlift.core.errors import InvalidOption
 
@@ -53,7 +54,7 @@ def check_link(arguments: argparse.Namespace) -> None:
     default = arguments.parser.get_default
     for name in ("kv_link_gb_s", "kv_link_ms", "kv_token_bytes"):
         if not arguments.split and getattr(arguments, name) != default(name):
-            raise InvalidOption(f"--{name.replace('_', '-')} is of the link that --split makes: leave it out")
+            raise InvalidOption(f"{flag_of(name)} is of the link that --split makes: leave it out")
 
 
 def pool_setups(setups: list[EngineSetup], pools: tuple[int, int]) -> list[EngineSetup]:

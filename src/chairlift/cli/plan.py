@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 from chairlift.bench.status_line import StatusLine
+from chairlift.cli.config import flag_of
 from chairlift.cli.disaggregated_flags import add_link_flags, check_link, link, split
 from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.cli.numbers import count
@@ -234,7 +235,7 @@ def _bound(arguments: argparse.Namespace, name: str) -> float:
     if milliseconds is None:
         return math.inf
     if not milliseconds > 0.0:
-        raise InvalidOption(f"--{name.replace('_', '-')} must be above 0")
+        raise InvalidOption(f"{flag_of(name)} must be above 0")
     return float(milliseconds) / 1e3
 
 

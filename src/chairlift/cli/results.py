@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from chairlift.cli.config import flag_of
 from chairlift.core.errors import InvalidOption
 
 
@@ -20,7 +21,7 @@ def check_apart(**paths: Path | None) -> None:
     for name, path in paths.items():
         if path is None:
             continue
-        flag, place = f"--{name.replace('_', '-')}", path.resolve()
+        flag, place = flag_of(name), path.resolve()
         if (place in found and place.is_file()) or (place in found and not place.exists()):
             raise InvalidOption(f"{found[place]} and {flag} are the same file: {path}")
         found[place] = flag

@@ -325,7 +325,9 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
     Raises:
         InvalidOption: see `engine_setups`.
     """
-    cost, num_tokens = _cost(arguments)
+    cost, num_tokens, deviations = _cost(arguments)
+    if arguments.noise is None and not deviations:
+        raise InvalidOption("--noise measured needs a --calibration that was made on a machine")
     num_tokens = num_tokens if arguments.kv_cache_tokens is None else arguments.kv_cache_tokens
     if arguments.block_size < 1 or num_tokens < arguments.block_size:
         raise InvalidOption("the cache must hold a block, and a block a token")
@@ -351,21 +353,9 @@ def engine_setup(arguments: argparse.Namespace) -> EngineSetup:
         enable_prefix_caching=arguments.enable_prefix_caching,
         policy=simulated_policy(arguments),
         noise=arguments.noise or 0.0,
-        deviations=_deviations(arguments),
+        deviations=deviations if arguments.noise is None else (),
         join_rule=rule,
     )
-
-
-def _deviations(arguments: argparse.Namespace) -> tuple[float, ...]:
-    """Raises InvalidOption where noise shall be as measured, and nothing was."""
-    from chairlift.sim.calibrate.calibration import load_calibration
-
-    if arguments.noise is not None:
-        return ()
-    deviations = () if arguments.calibration is None else load_calibration(arguments.calibration).deviations
-    if not deviations:
-        raise InvalidOption("--noise measured needs a --calibration that was made on a machine")
-    return deviations
 
 
 def simulated_policy(arguments: argparse.Namespace) -> Policy:
@@ -378,10 +368,10 @@ def simulated_policy(arguments: argparse.Namespace) -> Policy:
     return replace(policy, charges_ahead=arguments.charge_ahead)
 
 
-def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:
-    """What steps cost, and how many tokens the cache holds if nobody says."""
+def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int, tuple[float, ...]]:
+    """What steps cost, how many tokens the cache holds if nobody says, and by how much steps differed if measured."""
     if arguments.plain_cost is not None:
-        return arguments.plain_cost, DEFAULT_KV_CACHE_TOKENS
+        return arguments.plain_cost, DEFAULT_KV_CACHE_TOKENS, ()
     if not 0.0 <= arguments.host_step_ms < float("inf"):
         raise InvalidOption("--host-step-ms must be at least 0")
     host = HostCosts(step_s=arguments.host_step_ms / 1e3, overlaps=arguments.host_overlaps)
@@ -392,8 +382,8 @@ def _cost(arguments: argparse.Namespace) -> tuple[CostModel, int]:
         cost = calibration.cost(lambda text: print(f"chairlift: {text}", file=sys.stderr))
         if isinstance(cost, WatchedCost) and isinstance(cost.cost, SmoothCost) and arguments.host_step_ms:
             cost = WatchedCost(cost.cost.with_host(host), cost.spans, cost.warn)
-        return cost, calibration.num_cache_tokens or DEFAULT_KV_CACHE_TOKENS
+        return cost, calibration.num_cache_tokens or DEFAULT_KV_CACHE_TOKENS, calibration.deviations
     model, device = transformer_named(arguments.model), device_named(arguments.device)
     num_devices, precision = arguments.tensor_parallel_size, Precision(arguments.dtype, arguments.kv_cache_dtype)
     cost = smooth_roofline(model, device, num_devices=num_devices, precision=precision, host=host)
-    return cost, num_kv_tokens(model, device, num_devices=num_devices, precision=precision)
+    return cost, num_kv_tokens(model, device, num_devices=num_devices, precision=precision), ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
+from chairlift.cli.config import flag_of
 from chairlift.cli.numbers import count
 from chairlift.core.errors import InvalidOption
 from chairlift.sim.arrivals import Arrivals, GapName, on_off, parse_phases, steady
@@ -188,7 +189,7 @@ def check_workload(arguments: argparse.Namespace, *, rate_is_asked: bool = False
         if arguments.users is not None and not arguments.tenant and given & set(_ARRIVALS):
             idle, why = given & set(_ARRIVALS), "--users ask when they have their answer"
     if idle:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(idle))
+        flags = ", ".join(map(flag_of, sorted(idle)))
         raise InvalidOption(f"leave out {flags}: {why}")
 
 

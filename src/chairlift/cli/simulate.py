@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from chairlift.bench.status_line import StatusLine
+from chairlift.cli.config import flag_of
 from chairlift.cli.disaggregated_flags import add_split_flag, check_link, link, pool_setups
 from chairlift.cli.garbage import SeldomCollected
 from chairlift.cli.interrupt import EXIT_INTERRUPTED, Interrupt
@@ -215,13 +216,7 @@ def _check_flags(arguments: argparse.Namespace) -> None:
         ("preset", ("max_concurrent",)),
     ):
         if getattr(arguments, needed) is None and (idle := given_flags(arguments, names)):
-            raise InvalidOption(
-                f"{_flag(idle[0])} is about --{needed.replace('_', '-')}: leave it out, or say that too"
-            )
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+            raise InvalidOption(f"{flag_of(idle[0])} is about {flag_of(needed)}: leave it out, or say that too")
 
 
 def _recorded(
@@ -327,7 +322,7 @@ def _run_preset(arguments: argparse.Namespace) -> int:
     heeded = {*HEEDED_BY_PRESETS, *(HEEDED_BY_LESSON if arguments.preset == "lesson" else ())}
     names = (name for name in vars(arguments) if name not in heeded)
     if idle := given_flags(arguments, names):
-        raise InvalidOption(f"a preset knows what it serves: leave out {', '.join(map(_flag, idle))}")
+        raise InvalidOption(f"a preset knows what it serves: leave out {', '.join(map(flag_of, idle))}")
     if arguments.preset == "slots":
         print("\n".join(slot_lines()))
         return 0
@@ -363,7 +358,7 @@ def _lesson(arguments: argparse.Namespace) -> Lesson:
     for name, bound in (("num_prompts", MAX_LESSON), ("max_num_seqs", MAX_SLOTS)):
         value = getattr(arguments, name)
         if value is not None and not 1 <= value <= bound:
-            raise InvalidOption(f"{_flag(name)} of the lesson must be between 1 and {bound}")
+            raise InvalidOption(f"{flag_of(name)} of the lesson must be between 1 and {bound}")
     rate = arguments.request_rate
     if rate is not None and not 0.0 < rate < math.inf:
         raise InvalidOption("--request-rate must be above 0 and finite")
