@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import random
+import socket
+import struct
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 TIMEOUT_S = 60.0
+CLOSE = b"connection: close\r\n"
+RESET = struct.pack("ii", 1, 0)
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,42 @@ def request(path: str, body: bytes, headers: bytes = b"", method: str = "POST") 
     return b"%b %b HTTP/1.1\r\nhost: localhost\r\n%bcontent-length: %d\r\n\r\n%b" % (
         method.encode(), path.encode(), headers, len(body), body,
     )  # fmt: skip
+
+
+def drawn_request(generator: random.Random, prompt: str, headers: bytes = b"") -> bytes:
+    """A completion or a chat, streamed or whole, with a choice or several, for a prompt or two."""
+    body: dict[str, Any] = {
+        "max_tokens": generator.randint(1, 60),
+        "n": generator.choice([1, 1, 1, 2, 4]),
+        "stream": generator.random() < 0.6,
+        "ignore_eos": generator.random() < 0.5,
+    }
+    path = generator.choice(["/v1/completions", "/v1/chat/completions"])
+    if path.endswith("chat/completions"):
+        body["messages"] = [{"role": "user", "content": prompt}]
+    else:
+        body["prompt"] = [prompt, "other"] if generator.random() < 0.2 else prompt
+    return request(path, json.dumps(body).encode(), headers)
+
+
+async def leave(port: int, data: bytes, generator: random.Random) -> str:
+    """A client that goes before its answer is whole, by FIN or RST: while it sends, soon after, or amid the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        if generator.random() < 0.2:
+            writer.write(data[: generator.randrange(len(data))])
+            return "left while sending"
+        writer.write(data)
+        if generator.random() < 0.5:
+            await asyncio.sleep(generator.random() * 0.05)
+        else:
+            await reader.read(generator.randint(1, 4000))
+        return "left"
+    finally:
+        if generator.random() < 0.5:
+            sock: socket.socket = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        writer.close()
 
 
 class RawConnection:

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import random
-import socket
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from chairlift.server.connection import LimitedConnection
 from server.fake_worker import FakeOptions
+from server.raw_http import drawn_request, leave
 from server.running import RunningServer, running_server, until
 
 CONCURRENCY = 64
-HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b"
 
 
 @pytest.fixture
@@ -38,37 +34,14 @@ def num_descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def request(generator: random.Random) -> bytes:
-    stream = generator.random() < 0.6
-    fields: dict[str, Any] = {"max_tokens": generator.randint(1, 60), "n": generator.choice([1, 1, 1, 2, 4])}
-    fields |= {"stream": stream, "ignore_eos": generator.random() < 0.5}
-    path, prompt = b"/v1/completions", f"client {generator.random()}"
-    if generator.random() < 0.5:
-        path = b"/v1/chat/completions"
-        fields["messages"] = [{"role": "user", "content": prompt}]
-    else:
-        fields["prompt"] = [prompt, "other"] if generator.random() < 0.2 else prompt
-    data = json.dumps(fields).encode()
-    return HEAD % (path, len(data), data)
-
-
 async def client(port: int, generator: random.Random) -> str:
     """One client; what became of it."""
+    data = drawn_request(generator, f"client {generator.random()}")
+    if generator.random() < 0.5:
+        return await leave(port, data, generator)
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    data = request(generator)
-    leaves = generator.random() < 0.5
-    reset = generator.random() < 0.5
     try:
-        if leaves and generator.random() < 0.2:
-            writer.write(data[: generator.randrange(len(data))])
-            return "left while sending"
         writer.write(data)
-        if leaves:
-            if generator.random() < 0.5:
-                await asyncio.sleep(generator.random() * 0.05)
-            else:
-                await reader.read(generator.randint(1, 4000))
-            return "left"
         head = await reader.readuntil(b"\r\n\r\n")
         if b"text/event-stream" in head:
             await reader.readuntil(b"data: [DONE]\n\n")
@@ -78,9 +51,6 @@ async def client(port: int, generator: random.Random) -> str:
         assert b" 200 " in head
         return "served"
     finally:
-        if leaves and reset:
-            sock: socket.socket = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from server.fake_worker import answer_tokens
+from server.raw_http import CLOSE, RawConnection, request
 
 HOST = "127.0.0.1"
 DONE = b"[DONE]"
@@ -50,7 +51,7 @@ class Stream:
         """Ask, and read to the end."""
         reader, writer = await asyncio.open_connection(HOST, port)
         try:
-            writer.write(request(self.prompt, self.num_tokens))
+            writer.write(completion(self.prompt, self.num_tokens))
             rest = b""
             while data := await reader.read(1 << 16):
                 *events, rest = (rest + data).split(b"\n\n")
@@ -84,12 +85,10 @@ class Stream:
         self.began.set()
 
 
-def request(prompt: list[int], num_tokens: int, path: str = "/v1/completions") -> bytes:
+def completion(prompt: list[int], num_tokens: int) -> bytes:
     """A streamed completion as one HTTP request, after which the connection closes."""
     body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "stream": True, "temperature": 0}
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    return request("/v1/completions", json.dumps(body).encode(), CLOSE)
 
 
 def dead_reader(port: int, prompt: list[int], num_tokens: int) -> socket.socket:
@@ -97,24 +96,18 @@ def dead_reader(port: int, prompt: list[int], num_tokens: int) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect((HOST, port))
-    sock.sendall(request(prompt, num_tokens))
+    sock.sendall(completion(prompt, num_tokens))
     return sock
 
 
 async def get(port: int, path: str) -> tuple[int, bytes]:
     """Status and body; 0 if nobody answers."""
     try:
-        reader, writer = await asyncio.open_connection(HOST, port)
+        async with RawConnection(port) as connection:
+            answer = await connection.ask(request(path, b"", CLOSE, "GET"))
     except OSError:
         return 0, b""
-    try:
-        writer.write(f"GET {path} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\n\r\n".encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        return int(head.split()[1]) if head else 0, body
-    except OSError:
-        return 0, b""
-    finally:
-        writer.close()
+    return answer.status, answer.body
 
 
 async def metric(port: int, name: str) -> float:

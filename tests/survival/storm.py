@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import os
 import random
 import signal
-import socket
-import struct
 import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from server.fake_worker import FAIL, REFUSE, REFUSE_LATE
+from server.raw_http import CLOSE, drawn_request, leave
 from server.served import Served, served
 from survival.client import HOST, Report, metric, resident_kib
 
-RESET = struct.pack("ii", 1, 0)
 SETTLE_S = 30.0
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 FAULTS = (FAIL, REFUSE, REFUSE_LATE)
@@ -118,25 +115,17 @@ async def _client(port: int, generator: random.Random, size: Storm) -> str:
     """One client; what became of it."""
     leaves = generator.random() < 0.5
     data = _request(generator, size.fault_share)
+    if leaves:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            await leave(port, data, generator)
+        return "left"
     reader, writer = await asyncio.open_connection(HOST, port, limit=1 << 22)
     try:
-        if leaves and generator.random() < 0.2:
-            writer.write(data[: generator.randrange(len(data))])
-            return "left"
         writer.write(data)
-        if leaves:
-            if generator.random() < 0.5:
-                await asyncio.sleep(generator.random() * 0.05)
-            else:
-                await reader.read(generator.randint(1, 4000))
-            return "left"
         return _outcome(await reader.read())
     except ConnectionError:
-        return "left" if leaves else "broken"
+        return "broken"
     finally:
-        if leaves and generator.random() < 0.5:
-            sock: socket.socket = writer.get_extra_info("socket")
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         writer.close()
 
 
@@ -156,17 +145,4 @@ def _request(generator: random.Random, fault_share: float) -> bytes:
     prompt = f"client {generator.random()}"
     if generator.random() < fault_share:
         prompt += generator.choice(FAULTS)
-    body: dict[str, Any] = {
-        "max_tokens": generator.randint(1, 60),
-        "n": generator.choice([1, 1, 1, 2, 4]),
-        "stream": generator.random() < 0.6,
-        "ignore_eos": generator.random() < 0.5,
-    }
-    path = generator.choice(["/v1/completions", "/v1/chat/completions"])
-    if path.endswith("chat/completions"):
-        body["messages"] = [{"role": "user", "content": prompt}]
-    else:
-        body["prompt"] = [prompt, "other"] if generator.random() < 0.2 else prompt
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: {HOST}\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    return drawn_request(generator, prompt, CLOSE)
