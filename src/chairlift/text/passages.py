@@ -76,8 +76,10 @@ class PassageTokenizer:
         Raises:
             InvalidRequest: the text holds half a surrogate pair.
         """
+        if add_special_tokens:
+            return self.encode(text).tokens
         ids: list[int] = self._encoded(text).ids
-        return self.encode(text).tokens if add_special_tokens else ids
+        return ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """About the text of tokens: what the vocabulary did not keep of it is lost."""
