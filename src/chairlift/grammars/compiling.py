@@ -5,6 +5,7 @@ Imports little: the child in which strangers' grammars are tried first has it in
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable
 
@@ -21,7 +22,6 @@ MAX_LEXER_STATES = 20_000
 NUM_WALKS = 4
 WALK_TOKENS = 16
 """A grammar is tried on so many short texts: what its first tokens cannot bear is found before anybody waits for it."""
-
 
 MAX_REASON_CHARS = 300
 
@@ -54,12 +54,10 @@ class _Words:
     def __call__(self, text: bytes) -> list[int]:
         """The tokens in which the model itself would spell a text that has to come, or else the longest there are."""
         if self._encode is not None:
-            try:
+            with contextlib.suppress(Exception):  # the library cannot pass on an error from here
                 ids = self._encode(text.decode())
                 if b"".join(map(self.tokens.__getitem__, ids)) == text:
                     return ids
-            except Exception:  # the library cannot pass on an error from here
-                return self.greedy(text.decode("utf-8", "replace"))
         return self.greedy(text.decode("utf-8", "replace"))
 
 

@@ -254,12 +254,10 @@ class Grammars:
             if verdict.error is not None:
                 return InvalidGrammar(verdict.error)
             matcher = self._compiler.submit(compiled, self._tokenizer, grammar).result()
-        except InvalidGrammar as error:
+        except (InvalidGrammar, EngineDead) as error:
             return error
         except ValueError as error:
             return InvalidGrammar(str(error))
-        except EngineDead as error:
-            return error
         except BaseException:  # a panic of the library has no type with a name, and those who wait must hear of it
             return InvalidGrammar("it cannot be compiled")
         return _Kept(matcher, max(MIN_BYTES + BYTES_PER_CHAR * len(grammar), verdict.num_bytes))
