@@ -55,14 +55,18 @@ class Masks:
         self._errors: dict[int, str] = {}
         self._fresh: set[int] = set()
         """Slots whose bits are those of the next token."""
-        self.has_rows = False
         self.rows = np.zeros(num_slots, np.bool_)
         """Which slots have a constraint."""
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether any slot has a constraint."""
+        return bool(self._constraints)
 
     def join(self, slot: int, constraint: Constraint) -> None:
         self.leave(slot)
         self._constraints[slot] = constraint
-        self.rows[slot] = self.has_rows = True
+        self.rows[slot] = True
 
     def leave(self, slot: int) -> None:
         """Slots without a constraint as well."""
@@ -71,7 +75,6 @@ class Masks:
             self._errors.pop(slot, None)
             self._fresh.discard(slot)
             self.rows[slot] = False
-            self.has_rows = bool(self._constraints)
 
     def prepare(self, slots: Iterable[int]) -> None:
         """Make the masks of those slots that have a constraint."""
