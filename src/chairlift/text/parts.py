@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,12 @@ Part = Content | Reasoning | CallBegin | CallArguments
 def joined(parts: Iterable[Part]) -> list[Part]:
     """The same parts, neighbours of one kind made one."""
     kept: list[Part] = []
-    texts: list[str] = []
-    """Of the last of `kept`."""
-    for part in parts:
-        last = kept[-1] if kept else None
-        if not isinstance(part, CallBegin) and type(part) is type(last):
-            texts.append(part.text)
-            continue
-        if len(texts) > 1 and last is not None and not isinstance(last, CallBegin):
-            kept[-1] = replace(last, text="".join(texts))
-        kept.append(part)
-        texts = [] if isinstance(part, CallBegin) else [part.text]
-    if len(texts) > 1 and not isinstance(kept[-1], CallBegin):
-        kept[-1] = replace(kept[-1], text="".join(texts))
+    for _, run in groupby(parts, type):
+        neighbours = list(run)
+        texts = [part.text for part in neighbours if not isinstance(part, CallBegin)]
+        first = neighbours[0]
+        if isinstance(first, CallBegin) or len(texts) == 1:
+            kept += neighbours
+        else:
+            kept.append(replace(first, text="".join(texts)))
     return kept
