@@ -70,25 +70,31 @@ def weights_of(config: EncoderConfig) -> Iterator[tuple[str, str, Shape]]:
     yield "embed", embeddings + "word_embeddings.weight", (config.vocab_size, hidden)
     yield "positions", embeddings + "position_embeddings.weight", (config.num_positions, hidden)
     yield "types", embeddings + "token_type_embeddings.weight", (config.num_types, hidden)
-    yield from _pair("embed_norm", embeddings + "LayerNorm", (1, hidden))
+    yield from _norm("embed_norm", embeddings + "LayerNorm", hidden)
     for i in range(config.num_layers):
         name, layer = f"layers.{i}.", f"{config.prefix}encoder.layer.{i}."
         for part, key in (("q", "query"), ("k", "key"), ("v", "value")):
-            yield from _pair(name + part, f"{layer}attention.self.{key}", (hidden, hidden))
-        yield from _pair(name + "o", layer + "attention.output.dense", (hidden, hidden))
-        yield from _pair(name + "attn_norm", layer + "attention.output.LayerNorm", (1, hidden))
-        yield from _pair(name + "up", layer + "intermediate.dense", (inner, hidden))
-        yield from _pair(name + "down", layer + "output.dense", (hidden, inner))
-        yield from _pair(name + "mlp_norm", layer + "output.LayerNorm", (1, hidden))
+            yield from _linear(name + part, f"{layer}attention.self.{key}", hidden, hidden)
+        yield from _linear(name + "o", layer + "attention.output.dense", hidden, hidden)
+        yield from _norm(name + "attn_norm", layer + "attention.output.LayerNorm", hidden)
+        yield from _linear(name + "up", layer + "intermediate.dense", inner, hidden)
+        yield from _linear(name + "down", layer + "output.dense", hidden, inner)
+        yield from _norm(name + "mlp_norm", layer + "output.LayerNorm", hidden)
     if config.head == "bert":
-        yield from _pair("pooler", config.prefix + "pooler.dense", (hidden, hidden))
-        yield from _pair("classifier", "classifier", (config.num_outputs, hidden))
+        yield from _linear("pooler", config.prefix + "pooler.dense", hidden, hidden)
+        yield from _linear("classifier", "classifier", config.num_outputs, hidden)
     elif config.head == "roberta":
-        yield from _pair("pooler", "classifier.dense", (hidden, hidden))
-        yield from _pair("classifier", "classifier.out_proj", (config.num_outputs, hidden))
+        yield from _linear("pooler", "classifier.dense", hidden, hidden)
+        yield from _linear("classifier", "classifier.out_proj", config.num_outputs, hidden)
 
 
-def _pair(name: str, key: str, shape: Shape) -> Iterator[tuple[str, str, Shape]]:
-    """A weight and its bias."""
-    yield name, key + ".weight", shape
-    yield name + "_bias", key + ".bias", (1, shape[0] if shape[0] > 1 or name == "classifier" else shape[1])
+def _linear(name: str, key: str, rows: int, cols: int) -> Iterator[tuple[str, str, Shape]]:
+    """A matrix and its bias, one number for each row."""
+    yield name, key + ".weight", (rows, cols)
+    yield name + "_bias", key + ".bias", (1, rows)
+
+
+def _norm(name: str, key: str, size: int) -> Iterator[tuple[str, str, Shape]]:
+    """The scale and the shift of a normalisation, both of the same size."""
+    yield name, key + ".weight", (1, size)
+    yield name + "_bias", key + ".bias", (1, size)
