@@ -46,12 +46,12 @@ class EncoderKind:
     """Positions begin after the padding token's id, as in RoBERTa."""
 
 
-_BERT = {"Model": "none", "ForSequenceClassification": "bert"}
-_ROBERTA = {"Model": "none", "ForSequenceClassification": "roberta"}
+_BERT: dict[str, HeadKind] = {"Model": "none", "ForSequenceClassification": "bert"}
+_ROBERTA: dict[str, HeadKind] = {"Model": "none", "ForSequenceClassification": "roberta"}
 KINDS: dict[str, EncoderKind] = {
-    **{f"Bert{end}": EncoderKind("bert.", head, False) for end, head in _BERT.items()},  # type: ignore[arg-type]
+    **{f"Bert{end}": EncoderKind("bert.", head, False) for end, head in _BERT.items()},
     **{
-        f"{name}{end}": EncoderKind("roberta.", head, True)  # type: ignore[arg-type]
+        f"{name}{end}": EncoderKind("roberta.", head, True)
         for name in ("Roberta", "XLMRoberta", "Camembert")
         for end, head in _ROBERTA.items()
     },
