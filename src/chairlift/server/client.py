@@ -33,6 +33,7 @@ from chairlift.wire import (
     Refused,
     SetLimits,
     Step,
+    ToWorker,
     decode_from_worker,
     encode,
 )
@@ -198,11 +199,10 @@ class EngineClient(asyncio.Protocol):
         Raises:
             ApiError: 503, the worker is not there.
         """
-        if self._transport is None or self.dead.done() or self.metrics is None:
+        if self.metrics is None or not self._send(Add(request)):
             raise self.not_running()
         admission = self.admission if request.pooling is None else self.pass_admission
         self._live[request.id] = _Live(request, listener, ticket, admission, on_vector)
-        self._transport.write(encode(Add(request)))
         if request.pooling is not None:
             return
         max_tokens = request.params.max_tokens
@@ -219,9 +219,8 @@ class EngineClient(asyncio.Protocol):
         if one is None:
             return 0
         self._give_back(one)
-        if self._transport is None or self.dead.done():
+        if not self._send(Abort(request_id)):
             return 0
-        self._transport.write(encode(Abort(request_id)))
         if then is not None:
             self._leaving[request_id] = then, one.num_open
         return one.num_open
@@ -232,21 +231,25 @@ class EngineClient(asyncio.Protocol):
         Raises:
             ApiError: 503, the worker is not there.
         """
-        if self._transport is None or self.dead.done():
+        if not self._send(SetLimits(change)):
             raise self.not_running()
         given = {name: value for name in change.__slots__ if (value := getattr(change, name)) is not None}
         self._limits = replace(self._limits, **given)
-        self._transport.write(encode(SetLimits(change)))
 
     def close_queue(self) -> None:
         """Tell the worker that little or nothing more will come."""
-        if self._transport is not None and not self.dead.done():
-            self._transport.write(encode(Close()))
+        self._send(Close())
 
     def drain(self) -> None:
         """Ask the worker to exit once everything is finished."""
-        if self._transport is not None and not self.dead.done():
-            self._transport.write(encode(Drain()))
+        self._send(Drain())
+
+    def _send(self, message: ToWorker) -> bool:
+        """Whether there is a worker to take the message."""
+        if self._transport is None or self.dead.done():
+            return False
+        self._transport.write(encode(message))
+        return True
 
     def not_running(self) -> ApiError:
         """What those are told who ask while there is no engine."""
@@ -323,8 +326,8 @@ class EngineClient(asyncio.Protocol):
         self.ready.set_result(ready)
         self.up.set_result(None)
         self.retry_after_s = ready.load_s
-        if self._transport is not None and self._limits != LimitChange():
-            self._transport.write(encode(SetLimits(self._limits)))
+        if self._limits != LimitChange():
+            self._send(SetLimits(self._limits))
 
     def _step(self, step: Step) -> None:
         now = self.last_heard = step.now
