@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from server.served import children
+
 NUM_REQUESTS = 24
 BAD = NUM_REQUESTS - 1
 TIMEOUT_S = 60.0
@@ -37,10 +39,6 @@ def command(requests: Path, results: Path) -> list[str]:
     small = ["--max-num-seqs", "2", "--max-num-batched-tokens", "64", "--max-model-len", "256"]
     code = "import sys; from chairlift.cli.main import main; sys.exit(main())"
     return [sys.executable, "-c", code, "generate", "--input", str(requests), "--output", str(results), *small]
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
 
 def wait_until_gone(pid: int) -> None:

@@ -60,17 +60,29 @@ class Served:
         return self.ask("GET", path, None)
 
     def ask(self, method: str, path: str, body: Any, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        status, content = self._answer(method, path, None if body is None else json.dumps(body), headers)
+        return status, json.loads(content)
+
+    def _answer(
+        self, method: str, path: str, body: str | None = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers or {})
+            connection.request(method, path, body, headers or {})
             response = connection.getresponse()
-            return response.status, json.loads(response.read())
+            return response.status, response.read()
         finally:
             connection.close()
 
+    def metric(self, name: str) -> float:
+        """Of the first series of this name."""
+        _, content = self._answer("GET", "/metrics")
+        match = re.search(rf"^{name}{{.*}} (\S+)$", content.decode(), re.MULTILINE)
+        assert match, content
+        return float(match[1])
+
     def worker_pids(self) -> list[int]:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
-        return [int(pid) for pid in children.split()]
+        return children(self.process.pid)
 
     def tell(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -130,6 +142,11 @@ def readers(server: Served, count: int, *, wait: bool = True, **fields: Any) -> 
     for thread in threads:
         assert not wait or thread.began.wait(TIMEOUT_S)
     return threads
+
+
+def children(pid: int) -> list[int]:
+    """Process numbers of those that a process began."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
 
 
 def is_running(pid: int) -> bool:

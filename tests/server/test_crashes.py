@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -36,19 +35,9 @@ def wait_ready(server: Served, without: int) -> None:
     until(lambda: server.get("/ready")[0] == 200)
 
 
-def metric(server: Served, name: str) -> float:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    connection.close()
-    match = re.search(rf"^{name}{{.*}} (\S+)$", text, re.MULTILINE)
-    assert match, text
-    return float(match[1])
-
-
 def test_src_vllm_21728_54553_a_killed_engine_costs_what_was_in_flight_and_comes_back() -> None:
     with served(BUSY | {"load_s": 0.3}) as server:
-        before = metric(server, "vllm:generation_tokens_total")
+        before = server.metric("vllm:generation_tokens_total")
         for number in (1, 2):
             streams = readers(server, 5)
             worker, began = worker_of(server), time.monotonic()
@@ -64,8 +53,8 @@ def test_src_vllm_21728_54553_a_killed_engine_costs_what_was_in_flight_and_comes
             assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
             assert worker_of(server) != worker
             assert not is_running(worker)
-            assert metric(server, "chairlift:engine_restarts_total") == number
-        assert metric(server, "vllm:generation_tokens_total") > before + 6
+            assert server.metric("chairlift:engine_restarts_total") == number
+        assert server.metric("vllm:generation_tokens_total") > before + 6
         server.tell(signal.SIGTERM)
         assert server.status() == 0
 
@@ -88,7 +77,7 @@ def test_src_vllm_36451_a_hung_engine_is_killed_and_replaced() -> None:
 def test_while_the_engine_is_away_requests_are_told_when_to_come_back() -> None:
     with served(BUSY | {"load_s": 1.2}) as server:
         asked = readers(server, 1, stream=False, max_tokens=4000, wait=False)[0]
-        until(lambda: metric(server, "vllm:num_requests_running") == 1)
+        until(lambda: server.metric("vllm:num_requests_running") == 1)
         worker = worker_of(server)
         os.kill(worker, signal.SIGKILL)
         asked.join(TIMEOUT_S)
@@ -100,9 +89,9 @@ def test_while_the_engine_is_away_requests_are_told_when_to_come_back() -> None:
         assert json.loads(response.read())["error"]["code"] == "engine_dead"
         connection.close()
         assert server.get("/v1/models")[0] == 200
-        assert metric(server, "chairlift:engine_up") == 0
+        assert server.metric("chairlift:engine_up") == 0
         wait_ready(server, worker)
-        assert metric(server, "chairlift:engine_up") == 1
+        assert server.metric("chairlift:engine_up") == 1
 
 
 def test_limits_that_were_set_hold_for_the_next_engine() -> None:
@@ -113,7 +102,7 @@ def test_limits_that_were_set_hold_for_the_next_engine() -> None:
         worker = worker_of(server)
         os.kill(worker, signal.SIGKILL)
         wait_ready(server, worker)
-        until(lambda: metric(server, "chairlift:max_num_seqs") == 3)
+        until(lambda: server.metric("chairlift:max_num_seqs") == 3)
 
 
 @pytest.mark.parametrize("number", [0, 2])

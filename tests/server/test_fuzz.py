@@ -15,7 +15,6 @@ import asyncio
 import copy
 import json
 import random
-import re
 import statistics
 import time
 from collections import Counter
@@ -28,10 +27,10 @@ import pytest
 
 from server.raw_http import Answer, RawConnection, request
 from server.running import until
-from server.served import Served, served
+from server.served import served
 from server.surface import ROUTES, Opens, method_with_body
 from server.test_app import INSIDE
-from server.test_malformed import VALUES
+from server.test_malformed import VALUES, broken_bytes
 
 CLOSED_LIST = {200, 400, 404, 408, 413, 415, 429, 431, 504}
 NUM_CONNECTIONS = 8
@@ -40,32 +39,12 @@ CANARY = request(
     "/v1/completions",
     json.dumps({"prompt": MARKER, "max_tokens": 9, "temperature": 0, "ignore_eos": True}).encode(),
 )
-PIECES = (b"[", b"{", b'"', b"\\u", b"\\ud800", b"NaN", b"1e999", b"9" * 400, b",", b"null", b"-", b"\x00", b"\xff")
 
 FUZZED = {
     name: listed
     for name, listed in ROUTES.items()
     if listed.body is not None and listed.opens is Opens.CLIENTS and not listed.reads
 }
-
-
-def broken_bytes(generator: random.Random, body: dict[str, Any]) -> bytes:
-    """Some bytes changed, cut out, repeated or put in."""
-    data = bytearray(json.dumps(body).encode())
-    for _ in range(generator.randint(1, 3)):
-        at = generator.randrange(len(data) + 1)
-        match generator.randrange(5):
-            case 0:
-                data[at : at + 1] = bytes([generator.randrange(256)])
-            case 1:
-                del data[at : at + generator.randint(1, 12)]
-            case 2:
-                data[at:at] = data[at : at + generator.randint(1, 30)]
-            case 3:
-                data[at:at] = generator.choice(PIECES)
-            case 4:
-                del data[at:]
-    return bytes(data)
 
 
 def broken_fields(generator: random.Random, body: dict[str, Any], fields: list[str]) -> bytes:
@@ -176,16 +155,6 @@ def text_of(answer: Answer) -> str:
     return str(json.loads(answer.body)["choices"][0]["text"]) if answer.status == 200 else f"status {answer.status}"
 
 
-def metric(server: Served, name: str) -> int:
-    async def scrape() -> bytes:
-        async with RawConnection(server.port) as connection:
-            return (await connection.ask(request("/metrics", b"", method="GET"))).body
-
-    match = re.search(rf"^{name}{{.*}} (\S+)$", asyncio.run(scrape()).decode(), re.MULTILINE)
-    assert match, name
-    return int(float(match[1]))
-
-
 def check(tmp_path: Path, count: int, seed: int, max_ratio: float) -> None:
     generator = random.Random(seed)
     audit, usage, log = tmp_path / "audit", tmp_path / "usage", tmp_path / "log"
@@ -200,11 +169,11 @@ def check(tmp_path: Path, count: int, seed: int, max_ratio: float) -> None:
         began = time.perf_counter()
         asyncio.run(storm(server.port, (broken(generator) for _ in range(count)), seen))
         elapsed_s = time.perf_counter() - began
-        until(lambda: metric(server, "vllm:num_requests_running") == metric(server, "vllm:num_requests_waiting") == 0)
-        assert metric(server, "vllm:kv_cache_usage_perc") == 0
+        until(lambda: server.metric("vllm:num_requests_running") == server.metric("vllm:num_requests_waiting") == 0)
+        assert server.metric("vllm:kv_cache_usage_perc") == 0
         assert server.worker_pids() == worker
         assert server.get("/health")[0] == 200
-        counted = metric(server, "vllm:generation_tokens_total"), metric(server, "vllm:prompt_tokens_total")
+        counted = tuple(int(server.metric(f"vllm:{kind}_tokens_total")) for kind in ("generation", "prompt"))
         until(
             lambda: len(usage.read_text().splitlines()) >= sum(control.statuses.values()) + sum(seen.statuses.values())
         )

@@ -25,6 +25,9 @@ VALUES: list[Any] = [
 ]  # fmt: skip
 """What a field may turn out to hold."""
 
+PIECES = (b"[", b"{", b'"', b"\\u", b"\\ud800", b"NaN", b"1e999", b"9" * 400, b",", b"null", b"-", b"\x00", b"\xff")
+"""What may turn up anywhere in a body."""
+
 SEEDS: list[dict[str, Any]] = [
     {"model": "fake", "prompt": "seed", "max_tokens": 2},
     {"model": "fake", "prompt": ["a", "b"], "n": 2, "max_tokens": 2, "stream": True, "logprobs": 1},
@@ -41,9 +44,9 @@ def server() -> Iterator[RunningServer]:
         yield running
 
 
-def broken_bytes(generator: random.Random) -> bytes:
+def broken_bytes(generator: random.Random, body: dict[str, Any]) -> bytes:
     """A right body with some bytes changed, cut out, repeated or put in."""
-    data = bytearray(json.dumps(generator.choice(SEEDS)).encode())
+    data = bytearray(json.dumps(body).encode())
     for _ in range(generator.randint(1, 3)):
         at = generator.randrange(len(data) + 1)
         match generator.randrange(5):
@@ -54,17 +57,15 @@ def broken_bytes(generator: random.Random) -> bytes:
             case 2:
                 data[at:at] = data[at : at + generator.randint(1, 30)]
             case 3:
-                data[at:at] = generator.choice(
-                    [b"[", b"{", b'"', b"\\u", b"\\ud800", b"NaN", b"1e999", b"9" * 400, b","]
-                )
+                data[at:at] = generator.choice(PIECES)
             case 4:
-                data[at:] = b""
+                del data[at:]
     return bytes(data)
 
 
-def broken_fields(generator: random.Random) -> bytes:
+def broken_fields(generator: random.Random, seed: dict[str, Any]) -> bytes:
     """A body whose fields hold what fields do not hold."""
-    body: dict[str, Any] = dict(generator.choice(SEEDS))
+    body = dict(seed)
     for _ in range(generator.randint(1, 3)):
         body[generator.choice([*FIELDS, *body])] = generator.choice(VALUES)
     if generator.random() < 0.2 and isinstance(body.get("messages"), list) and body["messages"]:
@@ -80,7 +81,7 @@ def run(server: RunningServer, count: int, seed: int) -> dict[int, int]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
     for number in range(count):
         make = broken_bytes if number % 2 else broken_fields
-        body = make(generator)
+        body = make(generator, generator.choice(SEEDS))
         chat = (b"messages" in body) != (generator.random() < 0.1)
         path = "/v1/chat/completions" if chat else "/v1/completions"
         connection.request("POST", path, body)
