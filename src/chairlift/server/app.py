@@ -7,7 +7,8 @@ Everything needs access except what a route says is open.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from urllib.parse import unquote
@@ -235,30 +236,34 @@ class App:
         await self._generate(exchange, chat=True)
 
     async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
-        if self.draining:
-            raise unavailable("The server is shutting down.", "shutting_down")
+        self._check_open()
         exchange.used = Used()
         engine, generation = self._engine()
-        if engine.client.dead.done():
-            raise engine.client.not_running()
-        self.num_generating += 1
-        try:
+        with self._counted(engine.client):
             await generation.serve(exchange, chat=chat)
-        finally:
-            self.num_generating -= 1
 
     async def _read(self, make_job: MakeJob, exchange: Exchange) -> None:
-        if self.draining:
-            raise unavailable("The server is shutting down.", "shutting_down")
+        self._check_open()
         client = self._engine()[0].client
         if self.passes is None:
             raise ApiError(404, "This server has no model that reads texts for vectors.", code="no_embedding_model")
         exchange.used = Used()
+        with self._counted(client):
+            await self.passes.serve(exchange, make_job)
+
+    def _check_open(self) -> None:
+        """Raises a 503 if nothing new is begun any longer."""
+        if self.draining:
+            raise unavailable("The server is shutting down.", "shutting_down")
+
+    @contextmanager
+    def _counted(self, client: EngineClient) -> Iterator[None]:
+        """While this lasts, a request is in flight; raises a 503 if its engine is not there."""
         if client.dead.done():
             raise client.not_running()
         self.num_generating += 1
         try:
-            await self.passes.serve(exchange, make_job)
+            yield
         finally:
             self.num_generating -= 1
 
@@ -294,8 +299,7 @@ class App:
         await exchange.respond(200, encode_json({"status": "ok"}))
 
     async def _ready(self, exchange: Exchange) -> None:
-        if self.draining:
-            raise unavailable("The server is shutting down.", "shutting_down")
+        self._check_open()
         self._check_engine()
         await exchange.respond(200, encode_json({"status": "ready"}))
 
