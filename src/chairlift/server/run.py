@@ -157,9 +157,8 @@ class _Service:
             keys.principals,
         )
         self._admission = Admission(options.admission, policy=options.scheduling_policy)
-        self._admission.set_own_limits(keys.limits)
         self._encoder_admission = Admission(options.admission, policy=options.scheduling_policy)
-        self._encoder_admission.set_own_limits(keys.limits)
+        self._set_own_limits(keys)
         self.app = App(
             self._access,
             time.monotonic,
@@ -234,7 +233,7 @@ class _Service:
             client=client,
             text=text,
             max_model_len=ready.max_model_len,
-            served_names=options.served_model_names or (ready.model_name,),
+            served_names=self._names(ready),
             created=int(time.time()),
         )
         generation = Generation(
@@ -295,18 +294,20 @@ class _Service:
             raise InvalidModel(reason)
         raise EngineDead(f"{reason} ({ending(status)})")
 
+    def _names(self, ready: Ready) -> tuple[str, ...]:
+        """What requests may call the model; the first is the one that is told."""
+        return self._options.served_model_names or (ready.model_name,)
+
     def _metrics(self, ready: Ready) -> ServingMetrics:
-        names = self._options.served_model_names or (ready.model_name,)
-        return ServingMetrics(names[0], ready.max_model_len, ready.num_blocks, ready.block_size)
+        return ServingMetrics(self._names(ready)[0], ready.max_model_len, ready.num_blocks, ready.block_size)
 
     def _encoder_metrics(self, ready: EncoderReady) -> ServingMetrics:
         return ServingMetrics(ready.model_name, ready.max_model_len, 0, ready.max_model_len, engine="1")
 
     def _greet(self, ready: Ready, url: str) -> None:
-        names = self._options.served_model_names or (ready.model_name,)
         text = greeting(
             url,
-            names[0],
+            self._names(ready)[0],
             max_model_len=ready.max_model_len,
             load_s=ready.load_s,
             resident_bytes=ready.resident_bytes,
@@ -334,9 +335,12 @@ class _Service:
             _log.error("the API keys stay as they were: %s", error)
             return
         self._access.set_principals(keys.principals)
-        self._admission.set_own_limits(keys.limits)
-        self._encoder_admission.set_own_limits(keys.limits)
+        self._set_own_limits(keys)
         _log.info("%d API keys were read; weights are those of the start", len(keys.principals))
+
+    def _set_own_limits(self, keys: ApiKeys) -> None:
+        for admission in (self._admission, self._encoder_admission):
+            admission.set_own_limits(keys.limits)
 
     def _renew_certificate(self, context: ssl.SSLContext) -> None:
         try:
