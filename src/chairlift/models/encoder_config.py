@@ -10,10 +10,16 @@ from typing import Any, Literal, get_args
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
-from chairlift.models.files import exists, parse_json, read_bytes, read_json, shown
+from chairlift.models.files import (
+    MAX_CONFIG_BYTES,
+    MAX_CONFIG_VALUES,
+    exists,
+    parse_json,
+    read_bytes,
+    read_config,
+    shown,
+)
 
-MAX_CONFIG_BYTES = 1 << 20
-MAX_CONFIG_VALUES = 1 << 16
 MAX_LABELS = 4096
 MAX_LABEL_CHARS = 256
 
@@ -111,7 +117,7 @@ def is_encoder(folder: Path) -> bool:
     path = folder / "config.json"
     if not exists(path):
         return False
-    return _declared(read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)) in KINDS
+    return _declared(read_config(path)) in KINDS
 
 
 def read_encoder_config(folder: Path) -> EncoderConfig:
@@ -121,7 +127,7 @@ def read_encoder_config(folder: Path) -> EncoderConfig:
         InvalidModel: a file is malformed, or asks for something that is not supported.
     """
     path = folder / "config.json"
-    values = read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
+    values = read_config(path)
     config = config_from_json(values, shown(path))
     return config if config.head != "none" else _with_modules(config, folder)
 
@@ -223,7 +229,7 @@ def _with_modules(config: EncoderConfig, folder: Path) -> EncoderConfig:
             raise InvalidModel(f"{shown(path)}: module {shown(kind)} is not supported (Pooling and Normalize are)")
     length_path = folder / kinds[0][1] / "sentence_bert_config.json"
     if exists(length_path):
-        fields = Fields(read_json(length_path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES), shown(length_path))
+        fields = Fields(read_config(length_path), shown(length_path))
         most = fields.integer("max_seq_length", 1, MAX_CONTEXT, config.max_model_len)
         config = replace(config, max_model_len=min(most, config.max_model_len))
     return config
@@ -238,7 +244,7 @@ def _module(module: object, path: Path) -> tuple[str, str]:
 
 
 def _pooling(path: Path) -> Pooling:
-    values = read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
+    values = read_config(path)
     flags = [name for name, value in values.items() if name.startswith("pooling_mode_") and value is True]
     if values.get("pooling_mode") in _POOLING_NAMES:
         return _POOLING_NAMES[values["pooling_mode"]]

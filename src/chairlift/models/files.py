@@ -18,6 +18,10 @@ MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 4 << 20
 """Most values, commas in strings counted too: 446,000 merges written as pairs make 1.5 million."""
 
+MAX_CONFIG_BYTES = 1 << 20
+"""The same of the files that say what a model is made of."""
+MAX_CONFIG_VALUES = 1 << 16
+
 
 def shown(text: object) -> str:
     """Text from a file or a path as it may stand in an error line: printable ASCII, at most 120 characters."""
@@ -100,6 +104,15 @@ def read_json(
     if not isinstance(value, dict):
         raise InvalidModel(f"{shown(path)}: must hold a JSON object")
     return value
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The JSON object in a file that says what a model is made of; such files are small.
+
+    Raises:
+        InvalidModel: as `read_json`.
+    """
+    return read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
 
 
 def parse_json(data: bytes, where: str, max_depth: int = MAX_JSON_DEPTH, max_values: int = MAX_JSON_VALUES) -> Any:

@@ -6,14 +6,11 @@ from dataclasses import dataclass, replace
 
 from chairlift.models.config import ModelConfig, generation_defaults
 from chairlift.models.families import family_of_gguf, family_of_json
-from chairlift.models.files import exists, read_json, shown
+from chairlift.models.files import exists, read_config, shown
 from chairlift.models.gguf import GGUF, open_gguf
 from chairlift.models.resolve import ModelFiles
 from chairlift.models.safetensors import open_safetensors_folder
 from chairlift.models.weights import Weights, weights_from_gguf, weights_from_hf
-
-MAX_CONFIG_BYTES = 1 << 20
-MAX_CONFIG_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +43,12 @@ def _open_gguf_model(files: ModelFiles) -> Model:
 
 def _open_folder(files: ModelFiles) -> Model:
     path = files.path / "config.json"
-    values = read_json(path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
+    values = read_config(path)
     family = family_of_json(values, shown(path))
     config = family.read_json(values, family.name, shown(path))
     generation_path = files.path / "generation_config.json"
     if exists(generation_path):
-        generation = read_json(generation_path, MAX_CONFIG_BYTES, max_values=MAX_CONFIG_VALUES)
+        generation = read_config(generation_path)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
         config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)
     weights = weights_from_hf(family, config, open_safetensors_folder(files.path), shown(files.path))
