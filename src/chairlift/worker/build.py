@@ -104,7 +104,7 @@ def load(options: EngineOptions) -> LoadedModel:
         InvalidOption: options that do not go with this model or machine.
     """
     model = open_model(resolve(options.model))
-    max_model_len = _max_model_len(options, model)
+    max_model_len = options.context_len(model.name, model.config.max_model_len)
     most = options.max_num_seqs * max_model_len
     if options.max_num_batched_tokens is not None and options.max_num_batched_tokens > most:
         raise InvalidOption(
@@ -157,15 +157,6 @@ class _Constraints:
 
     def __call__(self, request: Request, output: list[int]) -> Constraint:
         return self._reading.result()[1].matcher(request, output)
-
-
-def _max_model_len(options: EngineOptions, model: Model) -> int:
-    most = model.config.max_model_len
-    if options.max_model_len is None:
-        return most
-    if options.max_model_len > most:
-        raise InvalidOption(f"max_model_len is {options.max_model_len}, but {model.name} was made for {most} tokens")
-    return options.max_model_len
 
 
 def _sampler_factory(seed: int | None, constraints: ConstraintFactory) -> Callable[[int, int], Sampler]:

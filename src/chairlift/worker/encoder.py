@@ -78,12 +78,8 @@ def build_encoder(options: EngineOptions, files: ModelFiles, *, alone: bool) -> 
     encoder = open_encoder(files)
     passages = load_passages(files)
     max_model_len = encoder.config.max_model_len
-    if alone and options.max_model_len is not None:
-        if options.max_model_len > max_model_len:
-            raise InvalidOption(
-                f"max_model_len is {options.max_model_len}, but {encoder.name} was made for {max_model_len} tokens"
-            )
-        max_model_len = options.max_model_len
+    if alone:
+        max_model_len = options.context_len(encoder.name, max_model_len)
     executor = EncoderExecutor(
         encoder,
         EncoderOptions(

@@ -149,6 +149,18 @@ class EngineOptions:
         """What the scheduler is told of all this."""
         return policy_of({name: getattr(self, name) for name in SETTINGS}, max_step_s=MAX_STEP_S)
 
+    def context_len(self, model_name: str, most: int) -> int:
+        """Tokens of the longest sequence, of a model that was made for `most`.
+
+        Raises:
+            InvalidOption: more were asked for.
+        """
+        if self.max_model_len is None:
+            return most
+        if self.max_model_len > most:
+            raise InvalidOption(f"max_model_len is {self.max_model_len}, but {model_name} was made for {most} tokens")
+        return self.max_model_len
+
     def encoder_policy(self) -> Policy:
         """What the scheduler of single passes is told."""
         return Policy(
