@@ -73,7 +73,7 @@ def tool_use(body: ChatBody, manners: ChatManners) -> ToolUse | None:
     form = manners.tool_format
     if mode == "none":
         return None
-    if form is None or manners.tool_format is None:
+    if form is None:
         raise _unsupported(
             "tools are not supported with this model: its chat template has no place for them that is known here. "
             "The server can be started with --tool-call-parser json, which tells any model of tools in words.",
@@ -82,13 +82,11 @@ def tool_use(body: ChatBody, manners: ChatManners) -> ToolUse | None:
     if mode == "auto" and not manners.auto_tool_choice:
         raise _unsupported("tool_choice auto is turned off: start with --enable-auto-tool-choice", "tool_choice")
     max_calls = 1 if body.parallel_tool_calls is False or mode == "named" else None
-    if mode != "auto" and form.spelling is None:
-        form = GENERIC
     return ToolUse(
-        told=[_told(tool) for tool in tools],
+        told=[_told(function) for function in functions.values()],
         functions=tuple(function for name, function in functions.items() if name in names),
-        form=form,
-        has_short_ids=manners.tool_format.short_ids,
+        form=GENERIC if mode != "auto" and form.spelling is None else form,
+        has_short_ids=form.short_ids,
         max_calls=max_calls,
         must_call=mode != "auto",
     )
@@ -136,9 +134,8 @@ def _name_in(choice: object, functions: Mapping[str, Function]) -> str:
     return name
 
 
-def _told(tool: Tool) -> dict[str, Any]:
+def _told(function: Function) -> dict[str, Any]:
     """A tool as templates were written for: without `strict`, which is between the client and the server."""
-    function = tool.function or Function("")
     fields = {name: getattr(function, name) for name in ("name", "description", "parameters")}
     told = {name: msgspec.to_builtins(value) for name, value in fields.items() if value is not None}
     return {"type": "function", "function": told}
