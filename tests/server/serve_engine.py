@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
-import msgspec
-
-from chairlift.core.errors import ChairliftError
 from chairlift.core.types import MAX_LOGPROBS
-from chairlift.server import ServerOptions, serve
 from fakes import VOCAB_SIZE
 from server.fake_text import FakeText
+from server.serve_fake import main
 
 AUDITED = ("socket.connect", "socket.getaddrinfo", "socket.sendto", "open", "subprocess.Popen", "os.system")
 
@@ -35,11 +31,6 @@ class EngineText(FakeText):
         self._bytes += [bytes((97 + token % 26,)) for token in range(len(self._bytes), VOCAB_SIZE + MAX_LOGPROBS)]
 
 
-def worker_command(fd: int) -> list[str]:
-    script = Path(__file__).parent / "engine_worker.py"
-    return [sys.executable, str(script), "--fd", str(fd), "--options", sys.argv[1]]
-
-
 def audit(path: str) -> None:
     """Begin to write down what happens, without an event of one's own."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -51,16 +42,7 @@ def audit(path: str) -> None:
     sys.addaudithook(heard)
 
 
-def main() -> int:
-    options = msgspec.json.decode(sys.argv[2], type=ServerOptions)
+if __name__ == "__main__":
     if len(sys.argv) > 3:
         audit(sys.argv[3])
-    try:
-        return serve(options, "fake", worker_command, lambda _: EngineText())
-    except ChairliftError as error:
-        print(f"chairlift: {error}", file=sys.stderr)
-        return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("engine_worker.py", EngineText))

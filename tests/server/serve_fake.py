@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,14 +13,15 @@ from chairlift.server import ServerOptions, serve
 from server.fake_text import FakeText
 
 
-def worker_command(fd: int) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent / "fake_worker.py"), "--fd", str(fd), "--options", sys.argv[1]]
+def main(worker: str = "fake_worker.py", text: Callable[[], FakeText] = FakeText) -> int:
+    """Serve with the worker of this name beside this file."""
 
+    def worker_command(fd: int) -> list[str]:
+        return [sys.executable, str(Path(__file__).parent / worker), "--fd", str(fd), "--options", sys.argv[1]]
 
-def main() -> int:
     try:
         options = msgspec.json.decode(sys.argv[2], type=ServerOptions)
-        return serve(options, "fake", worker_command, lambda _: FakeText())
+        return serve(options, "fake", worker_command, lambda _: text())
     except ChairliftError as error:
         print(f"chairlift: {error}", file=sys.stderr)
         return 2

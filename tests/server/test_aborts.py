@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 
 from chairlift.core.types import FinishReason
 from server.fake_worker import HANG, FakeOptions
+from server.raw_http import RESET, request
 from server.running import TIMEOUT_S, RunningServer, running_server, until
 
 LONG: dict[str, Any] = {"max_tokens": 4000, "ignore_eos": True}
@@ -31,17 +31,14 @@ def server() -> Iterator[RunningServer]:
 def post(server: RunningServer, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
     """Send a request and do not read the answer."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S)
-    data = json.dumps(body).encode()
-    sock.sendall(
-        b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%b" % (path.encode(), len(data), data)
-    )
+    sock.sendall(request(path, json.dumps(body).encode()))
     return sock
 
 
 def leave(sock: socket.socket, *, reset: bool) -> None:
     """Close with FIN, or with RST."""
     if reset:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
     sock.close()
 
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from chairlift.server.errors import overloaded
 from chairlift.server.json_body import read_object
 from server.fake_text import FakeText
 from server.fake_worker import DIE, FAIL, REFUSE, REFUSE_LATE, FakeOptions
+from server.raw_http import RESET, request
 from server.running import TIMEOUT_S, RunningServer, running_server, until
 
 SLOTS = 4
@@ -54,11 +54,8 @@ def key(index: int) -> dict[str, str]:
 def post(server: RunningServer, body: Any, headers: dict[str, str] | None = None) -> socket.socket:
     """Send a request and do not read the answer."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S)
-    data = json.dumps(body).encode()
     head = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
-    sock.sendall(
-        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{head}content-length: {len(data)}\r\n\r\n".encode() + data
-    )
+    sock.sendall(request("/v1/completions", json.dumps(body).encode(), head.encode()))
     return sock
 
 
@@ -306,7 +303,7 @@ def test_src_tgi_1877_every_permit_comes_back_however_a_request_ends() -> None:
             sock = post(server, body | LONG)
             time.sleep(generator.random() * 0.02)
             if kind == "resets":
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             sock.close()
 
         with ThreadPoolExecutor(16) as threads:

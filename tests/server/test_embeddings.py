@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from executors.encoders import write_encoder
+from server.raw_http import request
 from server.test_real_model import RealServer
 
 LONGEST = 48
@@ -243,9 +244,7 @@ class Caller:
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
-        body = json.dumps({"input": given}).encode()
-        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-        writer.write(head.encode() + body)
+        writer.write(request("/v1/embeddings", json.dumps({"input": given}).encode()))
         await writer.drain()
         if leaves:
             await self.close()

@@ -7,12 +7,12 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from server.listeners import listeners
 from server.poisons import COMPLETION, Poison, poisons
+from server.served import children
 from server.test_real_model import RealServer
 
 VOCAB_SIZE, CONTEXT = 49152, 512
@@ -69,16 +69,16 @@ class Bystander(threading.Thread):
         return "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
 
 
-def check(real: RealServer, catalogue: Sequence[Poison], num_streams: int, num_tokens: int) -> None:
+def num_answers_among(port: int, catalogue: Sequence[Poison], num_streams: int, num_tokens: int) -> int:
+    """Send every poison among streams that go on as if there were none; how many answers these got."""
     prompts = [f"{PROMPTS[i % len(PROMPTS)]}{'' if i < len(PROMPTS) else i}" for i in range(num_streams)]
-    streams = [Bystander(real.port, prompt, num_tokens) for prompt in prompts]
+    streams = [Bystander(port, prompt, num_tokens) for prompt in prompts]
     undisturbed = [stream.ask() for stream in streams]
-    (worker,) = Path(f"/proc/{real.process.pid}/task/{real.process.pid}/children").read_text().split()
     for stream in streams:
         stream.start()
     wrong = []
     for poison in catalogue:
-        status, content = post(real.port, poison.path, poison.body)
+        status, content = post(port, poison.path, poison.body)
         right = status == poison.status if poison.status is not None else status == 200 or 400 <= status < 500
         if not right or LEAKED.search(content[:100_000]):
             wrong.append((poison.name, status, content[:200]))
@@ -89,7 +89,13 @@ def check(real: RealServer, catalogue: Sequence[Poison], num_streams: int, num_t
     assert not wrong
     for stream, text in zip(streams, undisturbed, strict=True):
         assert set(stream.answers) == {text}
-    assert Path(f"/proc/{real.process.pid}/task/{real.process.pid}/children").read_text().split() == [worker]
+    return sum(len(stream.answers) for stream in streams)
+
+
+def check(real: RealServer, catalogue: Sequence[Poison], num_streams: int, num_tokens: int) -> None:
+    (worker,) = children(real.process.pid)
+    num_answers_among(real.port, catalogue, num_streams, num_tokens)
+    assert children(real.process.pid) == [worker]
     assert not [line for line in real.log if "Traceback" in line or " ERROR " in line]
 
 

@@ -15,6 +15,7 @@ import pytest
 from chairlift.core.errors import InvalidOption
 from chairlift.server.usage_log import UsageLog
 from server.fake_worker import FakeOptions
+from server.raw_http import request
 from server.running import TIMEOUT_S, RunningServer, running_server, until
 
 SLOW = FakeOptions(heartbeat_s=0.05, step_s=0.005)
@@ -216,8 +217,7 @@ def test_tokens_of_clients_that_left_are_counted_to_the_last(tmp_path: Path) -> 
 def leave(server: RunningServer) -> None:
     data = json.dumps({"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True, "n": 2}).encode()
     with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S) as sock:
-        head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
-        sock.sendall(head % len(data) + data)
+        sock.sendall(request("/v1/completions", data))
         received = b""
         while received.count(b"data: ") < 6:
             received += sock.recv(1 << 16)

@@ -22,6 +22,7 @@ from chairlift.server.keep_alive import COMMENT
 from chairlift.server.options import ServerOptions
 from chairlift.server.tls import server_context
 from server.fake_worker import FakeOptions
+from server.raw_http import CLOSE, request
 from server.running import TIMEOUT_S, RunningServer, running_server, until
 from server.served import Served, served
 from server.test_limits import read_all
@@ -74,8 +75,7 @@ def connect(server: RunningServer, context: ssl.SSLContext, sock: socket.socket 
 
 def post(fields: dict[str, Any]) -> bytes:
     data = json.dumps({"prompt": "x", "ignore_eos": True} | fields).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-    return head % len(data) + data
+    return request("/v1/completions", data, CLOSE)
 
 
 def test_streams_come_encrypted_and_whole(certificates: Path) -> None:
