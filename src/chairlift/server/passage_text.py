@@ -14,7 +14,8 @@ class PassageText:
     """What routes that are about text in general find instead of a generating model's text."""
 
     def __init__(self, passages: PassageTokenizer) -> None:
-        self._passages = passages
+        self.passages = passages
+        """What reads texts for vectors as well."""
         self.vocab_size = passages.vocab_size
         self.eos_token_ids: tuple[int, ...] = ()
         self.sampling_defaults: Mapping[str, float | int] = {}
@@ -23,7 +24,7 @@ class PassageText:
         self.decode = passages.decode
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        return self._passages.encode_ids(text, add_special_tokens=add_special_tokens)
+        return self.passages.encode_ids(text, add_special_tokens=add_special_tokens)
 
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         raise InvalidRequest("this model generates no text", "model")

@@ -38,6 +38,7 @@ from chairlift.server.generate import Engine, Generation
 from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
+from chairlift.server.passage_text import PassageText
 from chairlift.server.passes import Passes, Reader
 from chairlift.server.ports import ServedText
 from chairlift.server.process import WorkerCommand
@@ -248,7 +249,10 @@ class _Service:
             sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
         )
         if ready.encoder is not None:
-            passages = await loop.run_in_executor(pool, self._load_passages)
+            if isinstance(text, PassageText):  # an encoder alone: one tokenizer serves both
+                passages = text.passages
+            else:
+                passages = await loop.run_in_executor(pool, self._load_passages)
             self.app.passes = self._passes(client, ready, ready.encoder, passages, pool)
         self.app.serving = engine, generation
         return ready
