@@ -84,3 +84,10 @@ def test_every_option_of_the_policy_arrives_and_survives_the_command_line() -> N
 def test_what_makes_no_sense_is_refused_by_the_name_the_user_gave(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOption, match=message):
         EngineOptions(model="m", **options)
+
+
+def test_a_sequence_is_as_long_as_the_model_was_made_for_or_shorter() -> None:
+    assert EngineOptions(model="m").context_len("m", 10) == 10
+    assert [EngineOptions(model="m", max_model_len=most).context_len("m", 10) for most in (5, 10)] == [5, 10]
+    with pytest.raises(InvalidOption, match="max_model_len is 11, but m was made for 10 tokens"):
+        EngineOptions(model="m", max_model_len=11).context_len("m", 10)
