@@ -34,7 +34,7 @@ from chairlift.worker.arguments import (
     whole_priority,
 )
 from chairlift.worker.build import Built, build
-from chairlift.worker.encoder import BuiltEncoder, build_encoder, encoder_files
+from chairlift.worker.encoder import BuiltEncoder, load_encoder
 from chairlift.worker.local import LocalEngine
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, Texts, each_pair
@@ -191,8 +191,7 @@ class LLM:
 
     def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
         engine_options = _engine_options(model, options)
-        files, generates = encoder_files(engine_options)
-        encoder = None if files is None else build_encoder(engine_options, files, alone=not generates)
+        encoder, generates = load_encoder(engine_options)
         self._open(build(engine_options) if generates else None, encoder)
 
     @classmethod

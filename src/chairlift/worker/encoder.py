@@ -53,13 +53,19 @@ class BuiltEncoder:
             self.journal.close()
 
 
-def encoder_files(options: EngineOptions) -> tuple[ModelFiles | None, bool]:
-    """Where the encoder of these options lies, if they name one, and whether a model generates beside it.
+def load_encoder(options: EngineOptions) -> tuple[BuiltEncoder | None, bool]:
+    """The encoder that these options name, if they do, and whether a model generates (beside it).
 
     Raises:
-        InvalidModel: a model that is not there, or whose `config.json` cannot be read.
-        InvalidOption: two encoders, or a model beside another that is none.
+        InvalidModel: a model that is not there, or whose files cannot be used.
+        InvalidOption: options that do not go with it, two encoders, or a model beside another that is none.
     """
+    files, generates = _encoder_files(options)
+    return (None if files is None else _build(options, files, alone=not generates)), generates
+
+
+def _encoder_files(options: EngineOptions) -> tuple[ModelFiles | None, bool]:
+    """Where the encoder lies, and whether a model generates."""
     files = resolve(options.model)
     if options.embedding_model is None:
         return (files, False) if holds_encoder(files) else (None, True)
@@ -68,13 +74,8 @@ def encoder_files(options: EngineOptions) -> tuple[ModelFiles | None, bool]:
     return resolve(options.embedding_model), True
 
 
-def build_encoder(options: EngineOptions, files: ModelFiles, *, alone: bool) -> BuiltEncoder:
-    """Load an encoder and put an engine around it. Its journal has a name of its own beside another engine's.
-
-    Raises:
-        InvalidModel: its files cannot be used.
-        InvalidOption: options that do not go with it.
-    """
+def _build(options: EngineOptions, files: ModelFiles, *, alone: bool) -> BuiltEncoder:
+    """Load an encoder and put an engine around it. Its journal has a name of its own beside another engine's."""
     encoder = open_encoder(files)
     passages = load_passages(files)
     max_model_len = encoder.config.max_model_len

@@ -30,7 +30,7 @@ from chairlift.core.policy import Policy
 from chairlift.core.types import CacheShape, Limits
 from chairlift.wire import Failed, Ready, Refused
 from chairlift.worker.build import build
-from chairlift.worker.encoder import BuiltEncoder, build_encoder, encoder_files
+from chairlift.worker.encoder import BuiltEncoder, load_encoder
 from chairlift.worker.inlet import read_commands
 from chairlift.worker.loop import EngineLoop, Gate, Inbox
 from chairlift.worker.options import decode_options
@@ -96,8 +96,7 @@ class Loaded:
 
 def _load(encoded_options: str) -> Loaded:
     options = decode_options(encoded_options)
-    files, generates = encoder_files(options)
-    encoder = None if files is None else build_encoder(options, files, alone=not generates)
+    encoder, generates = load_encoder(options)
     if encoder is not None and not generates:
         return Loaded(
             encoder.encoder.name,
