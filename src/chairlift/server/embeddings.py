@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 from typing import Any
 
 from chairlift.core.types import PoolingParams
@@ -16,11 +17,14 @@ from chairlift.server.validate import check_range
 
 ENCODINGS = ("float", "base64")
 
+Input = str | list[str | int | list[int]]
+"""One text or list of token ids, or a list of those."""
+
 
 class EmbeddingBody(PassFields, kw_only=True):
     """POST /v1/embeddings."""
 
-    input: str | list[str | int | list[int]] | None = None
+    input: Input | None = None
     encoding_format: str | None = None
     dimensions: int | None = None
     normalize: bool | None = None
@@ -29,7 +33,7 @@ class EmbeddingBody(PassFields, kw_only=True):
 class ClassifyBody(PassFields, kw_only=True):
     """POST /classify."""
 
-    input: str | list[str | int | list[int]] | None = None
+    input: Input | None = None
     use_activation: bool | None = None
 
 
@@ -46,7 +50,6 @@ def embeddings(content: dict[str, Any], reader: Reader) -> Job:
     if encoding not in ENCODINGS:
         raise bad_request(f"encoding_format must be one of {', '.join(ENCODINGS)}", "encoding_format")
     check_range("dimensions", body.dimensions, 1, reader.num_outputs)
-    items, is_list = _items(body.input)
 
     def entry(index: int, outcome: Outcome) -> dict[str, Any]:
         if isinstance(outcome, ApiError):
@@ -54,15 +57,7 @@ def embeddings(content: dict[str, Any], reader: Reader) -> Job:
         vector = b64encode(outcome).decode() if encoding == "base64" else numbers(outcome).tolist()
         return {"object": "embedding", "index": index, "embedding": vector}
 
-    return Job(
-        items=items,
-        params=PoolingParams("embed", body.normalize, body.dimensions),
-        fields=body,
-        name=lambda i: f"input[{i}]" if is_list else "input",
-        write=lambda outcomes, envelope: _listed(
-            envelope, [entry(i, outcome) for i, outcome in enumerate(outcomes)], with_id=False
-        ),
-    )
+    return _job(body, body.input, PoolingParams("embed", body.normalize, body.dimensions), entry, with_id=False)
 
 
 def classify(content: dict[str, Any], reader: Reader) -> Job:
@@ -74,7 +69,6 @@ def classify(content: dict[str, Any], reader: Reader) -> Job:
     if not reader.labels:
         raise bad_request("this model gives embeddings and classifies nothing", "model", "unsupported_task")
     body = convert(content, ClassifyBody)
-    items, is_list = _items(body.input)
 
     def entry(index: int, outcome: Outcome) -> dict[str, Any]:
         if isinstance(outcome, ApiError):
@@ -83,18 +77,32 @@ def classify(content: dict[str, Any], reader: Reader) -> Job:
         label = reader.labels[max(range(len(shares)), key=shares.__getitem__)]
         return {"index": index, "label": label, "probs": shares, "num_classes": len(shares)}
 
+    params = PoolingParams("classify", activate=body.use_activation is not False)
+    return _job(body, body.input, params, entry, with_id=True)
+
+
+def _job(
+    fields: PassFields,
+    given: Input | None,
+    params: PoolingParams,
+    entry: Callable[[int, Outcome], dict[str, Any]],
+    *,
+    with_id: bool,
+) -> Job:
+    """A pass over each text by itself; `entry` is what the response says of one."""
+    items, is_list = _items(given)
     return Job(
         items=items,
-        params=PoolingParams("classify", activate=body.use_activation is not False),
-        fields=body,
+        params=params,
+        fields=fields,
         name=lambda i: f"input[{i}]" if is_list else "input",
         write=lambda outcomes, envelope: _listed(
-            envelope, [entry(i, outcome) for i, outcome in enumerate(outcomes)], with_id=True
+            envelope, [entry(i, outcome) for i, outcome in enumerate(outcomes)], with_id=with_id
         ),
     )
 
 
-def _items(given: str | list[str | int | list[int]] | None) -> tuple[list[Item], bool]:
+def _items(given: Input | None) -> tuple[list[Item], bool]:
     """One text or list of token ids, or a list of those; and whether it is a list of them."""
     if isinstance(given, str):
         if not given:
@@ -119,8 +127,7 @@ def _items(given: str | list[str | int | list[int]] | None) -> tuple[list[Item],
 
 def _listed(envelope: Envelope, data: list[dict[str, Any]], *, with_id: bool) -> bytes:
     """A response in the way of the OpenAI API."""
-    usage = {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens}
-    body: dict[str, Any] = {"object": "list", "data": data, "model": envelope.model, "usage": usage}
+    body: dict[str, Any] = {"object": "list", "data": data, "model": envelope.model, "usage": envelope.usage()}
     return encode_json({"id": f"classify-{envelope.id}", "created": envelope.created} | body if with_id else body)
 
 

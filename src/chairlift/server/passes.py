@@ -64,6 +64,10 @@ class Envelope:
     num_tokens: int
     """Of all items that were read."""
 
+    def usage(self) -> dict[str, int]:
+        """As clients of the OpenAI API read it."""
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:

@@ -109,7 +109,7 @@ def score(content: dict[str, Any], reader: Reader) -> Job:
                 "created": envelope.created,
                 "model": envelope.model,
                 "data": data,
-                "usage": {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens},
+                "usage": envelope.usage(),
             }
         )
 
@@ -210,7 +210,7 @@ def _write_documents(body: RerankBody, texts: list[str], scores: list[Scored], e
             "id": f"rerank-{envelope.id}",
             "model": envelope.model,
             "results": results,
-            "usage": {"prompt_tokens": envelope.num_tokens, "total_tokens": envelope.num_tokens},
+            "usage": envelope.usage(),
         }
     )
 
