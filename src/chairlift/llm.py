@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import fields
 from itertools import repeat
 from os import PathLike, fspath
-from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
 
@@ -35,7 +34,7 @@ from chairlift.worker.arguments import (
 )
 from chairlift.worker.build import Built, build
 from chairlift.worker.encoder import BuiltEncoder, load_encoder
-from chairlift.worker.local import LocalEngine
+from chairlift.worker.local import LocalEngine, QueueReader
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, Texts, each_pair
 
@@ -382,7 +381,7 @@ class LLM:
         use_tqdm: bool,
         service: Service,
     ) -> list[RequestOutput]:
-        engine, reader = self._session.engine, _QueueReader()
+        engine, reader = self._session.engine, QueueReader()
         requests = [
             self._session.request(*each, **service)
             for each in zip(prompts, params, repeat(n), each_priority(priority, len(prompts)))
@@ -408,7 +407,7 @@ class LLM:
         return [outputs[request.id] for request in requests]
 
     def _stream(self, request: Request, prompt: Prompt) -> Generator[RequestOutput, None, None]:
-        engine, reader = self._session.engine, _QueueReader()
+        engine, reader = self._session.engine, QueueReader()
         answer = engine.start(request, reader, each_step=True)
         assembly = self._session.assembly(answer, prompt)
         try:
@@ -510,17 +509,6 @@ class AsyncLLM:
         if self._reader is None or self._reader.loop is not loop:
             self._reader = _EventReader(loop)
         return self._reader
-
-
-class _QueueReader:
-    """Waits on a thread."""
-
-    def __init__(self) -> None:
-        self._news: SimpleQueue[list[Answer]] = SimpleQueue()
-        self.wake = self._news.put
-
-    def take(self) -> list[Answer]:
-        return self._news.get()
 
 
 class _EventReader:

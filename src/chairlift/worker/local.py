@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import count
+from queue import SimpleQueue
 from typing import Protocol
 
 from chairlift.core.engine import Engine
@@ -23,6 +24,18 @@ class Reader(Protocol):
     def wake(self, answers: list[Answer]) -> None:
         """Some answers have news; called on the engine's thread, at most once a step. Must not block or raise."""
         ...
+
+
+class QueueReader:
+    """Waits on a thread."""
+
+    def __init__(self) -> None:
+        self._news: SimpleQueue[list[Answer]] = SimpleQueue()
+        self.wake = self._news.put
+
+    def take(self) -> list[Answer]:
+        """Answers that have news; blocks until there are some."""
+        return self._news.get()
 
 
 class _Caller:

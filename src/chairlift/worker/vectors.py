@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from chairlift.text.passages import Passage
 from chairlift.worker.answers import Answer
 from chairlift.worker.arguments import Prompt, deadline, tenant_name, token_ids, whole_priority
 from chairlift.worker.encoder import BuiltEncoder
-from chairlift.worker.local import LocalEngine
+from chairlift.worker.local import LocalEngine, QueueReader
 
 Floats = NDArray[np.float32]
 Item = Prompt | tuple[str, str]
@@ -121,14 +120,14 @@ class Texts:
     ) -> list[Answer]:
         arrival = time.monotonic()
         requests = [self._request(item, params, truncate, arrival, priority, tenant, e2e_deadline_ms) for item in items]
-        reader = _Queue()
+        reader = QueueReader()
         answers: list[Answer] = []
         try:
             answers.extend(self._engine.start(request, reader) for request in requests)
             with tqdm(total=len(requests), unit="text", disable=not use_tqdm, dynamic_ncols=True) as bar:
                 num_open = len(requests)
                 while num_open:
-                    news = reader.news.get()
+                    news = reader.take()
                     num_open -= len(news)
                     bar.update(len(news))
         finally:
@@ -180,14 +179,6 @@ class Texts:
             return passages.encode_pair(item[0], item[1], most)
         ids = token_ids(item)
         return passages.around(ids if most is None else ids[:most])
-
-
-class _Queue:
-    """Waits on a thread."""
-
-    def __init__(self) -> None:
-        self.news: SimpleQueue[list[Answer]] = SimpleQueue()
-        self.wake = self.news.put
 
 
 def each_pair(first: str | Iterable[str], second: str | Iterable[str]) -> list[tuple[str, str]]:
