@@ -11,24 +11,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "chairlift"
-PACKAGES = (
-    "core",
-    "models",
-    "text",
-    "sampling",
-    "executors",
-    "grammars",
-    "worker",
-    "journal",
-    "metrics",
-    "server",
-    "cli",
-)
+from test_source import SERVING, SOURCE, files_of
+
 ANYWHERE = {"search", "sub", "subn", "split", "finditer", "findall"}
 AT_START = {"match", "fullmatch"}
 
@@ -52,7 +39,7 @@ class Found:
 
 def patterns() -> Iterator[Found]:
     """All that are written out, each with every use of it in its module."""
-    for path in sorted(path for package in PACKAGES for path in (SOURCE / package).rglob("*.py")):
+    for path in files_of(*SERVING, "cli"):
         text = path.read_text()
         if "re." not in text:
             continue

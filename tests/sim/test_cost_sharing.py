@@ -15,11 +15,9 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request, SamplingParams, StepPlan, StepResult
 from chairlift.sim.calibrate.calibration import calibrate, decode, encode
 from chairlift.sim.calibrate.fit import fit
-from chairlift.sim.calibrate.measured import Measured, errors_of
+from chairlift.sim.calibrate.measured import errors_of
 from chairlift.sim.calibrate.sweep import Rig, shapes, sweep
 from chairlift.sim.cost import (
-    ChunkCosts,
-    Coefficients,
     LineModel,
     RowCosts,
     SmoothCost,
@@ -37,17 +35,15 @@ from chairlift.sim.result import Result
 from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
 from chairlift.sim.workload import Asked, Blocks, Part
+from sim.test_calibrate_fit import TRUTH as UNSHARED
+from sim.test_calibrate_fit import steps_by
 from timed_executor import Clock, TimedExecutor
 
 TRUTH = SmoothCost(
-    Coefficients(
-        weights_s=0.005,
-        token_s=20e-6,
-        power=2.2,
-        output_s=5e-6,
+    replace(
+        UNSHARED.coefficients,
         decode=RowCosts(0.001, 8e-6, 2.4e-6, 0.7e-6),
         mixed=RowCosts(0.0012, 20e-6, 3e-6, 1e-6),
-        chunks=ChunkCosts(60e-6, 4e-6, 3e-9, 300e-9, 2e-9, tile=64),
     )
 )
 
@@ -67,10 +63,6 @@ def drawn_shapes(count: int, seed: int, *, shared: float = 0.25, regimes: int = 
         chunks = ((random.choice((0, log(1, 4096))), log(1, 1024), random.random() < 0.5),) if regime else ()
         shapes.append(StepShape(rows, rows * context, chunks, max(0, rows - 1) * common))
     return shapes
-
-
-def steps_by(cost: SmoothCost, shapes: list[StepShape]) -> list[Measured]:
-    return [Measured(shape, cost.of_shape(shape), group=number) for number, shape in enumerate(shapes)]
 
 
 # ---------------------------------------------------------------- the form
