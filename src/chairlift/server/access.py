@@ -45,11 +45,6 @@ class Access:
         """Who else has keys, from the next request on."""
         self._principals = {**principals, **self._plain}
 
-    @property
-    def wants_keys(self) -> bool:
-        """Nobody is served without one."""
-        return bool(self._principals)
-
     def principal(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Who asks.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from chairlift.server.structured import StructuredFields
+from chairlift.server.structured import OFF, StructuredFields
 
 
 class StreamOptions(msgspec.Struct):
@@ -126,75 +126,73 @@ class ChatBody(SamplingFields, kw_only=True):
     continue_final_message: bool | None = None
 
 
-_OFF: tuple[Any, ...] = (None, False, "", [], {})
-
 HARMLESS: dict[str, tuple[Any, ...]] = {
     # The OpenAI API.
-    "functions": _OFF,
-    "function_call": (*_OFF, "none", "auto"),
-    "modalities": (*_OFF, ["text"]),
-    "audio": _OFF,
-    "prediction": _OFF,
-    "store": _OFF,
-    "verbosity": (*_OFF, "medium"),
-    "web_search_options": _OFF,
-    "suffix": _OFF,
+    "functions": OFF,
+    "function_call": (*OFF, "none", "auto"),
+    "modalities": (*OFF, ["text"]),
+    "audio": OFF,
+    "prediction": OFF,
+    "store": OFF,
+    "verbosity": (*OFF, "medium"),
+    "web_search_options": OFF,
+    "suffix": OFF,
     # vLLM.
-    "bad_words": _OFF,
-    "use_beam_search": _OFF,
-    "length_penalty": (*_OFF, 1.0),
-    "early_stopping": _OFF,
-    "chat_template": _OFF,
-    "documents": _OFF,
-    "logits_processors": _OFF,
-    "prompt_embeds": _OFF,
-    "kv_transfer_params": _OFF,
-    "ec_transfer_params": _OFF,
-    "vllm_xargs": _OFF,
-    "mm_processor_kwargs": _OFF,
-    "media_io_kwargs": _OFF,
-    "thinking_token_budget": _OFF,
-    "repetition_detection": _OFF,
-    "logprob_token_ids": _OFF,
-    "return_tokens_as_token_ids": _OFF,
-    "truncation_side": (*_OFF, "left"),
+    "bad_words": OFF,
+    "use_beam_search": OFF,
+    "length_penalty": (*OFF, 1.0),
+    "early_stopping": OFF,
+    "chat_template": OFF,
+    "documents": OFF,
+    "logits_processors": OFF,
+    "prompt_embeds": OFF,
+    "kv_transfer_params": OFF,
+    "ec_transfer_params": OFF,
+    "vllm_xargs": OFF,
+    "mm_processor_kwargs": OFF,
+    "media_io_kwargs": OFF,
+    "thinking_token_budget": OFF,
+    "repetition_detection": OFF,
+    "logprob_token_ids": OFF,
+    "return_tokens_as_token_ids": OFF,
+    "truncation_side": (*OFF, "left"),
     "detokenize": (None, True),
     # Other servers.
-    "grammar": _OFF,
-    "json_schema": _OFF,
-    "regex": _OFF,
-    "ebnf": _OFF,
-    "stop_regex": _OFF,
-    "mirostat": (*_OFF, 0),
-    "typical_p": (*_OFF, 1.0),
-    "dry_multiplier": (*_OFF, 0.0),
-    "xtc_probability": (*_OFF, 0.0),
-    "dynatemp_range": (*_OFF, 0.0),
-    "top_n_sigma": (*_OFF, -1),
-    "repeat_penalty": (*_OFF, 1.0),
-    "lora": _OFF,
-    "lora_path": _OFF,
-    "custom_logit_processor": _OFF,
-    "return_hidden_states": _OFF,
-    "thinking": _OFF,
-    "enable_thinking": _OFF,
+    "grammar": OFF,
+    "json_schema": OFF,
+    "regex": OFF,
+    "ebnf": OFF,
+    "stop_regex": OFF,
+    "mirostat": (*OFF, 0),
+    "typical_p": (*OFF, 1.0),
+    "dry_multiplier": (*OFF, 0.0),
+    "xtc_probability": (*OFF, 0.0),
+    "dynatemp_range": (*OFF, 0.0),
+    "top_n_sigma": (*OFF, -1),
+    "repeat_penalty": (*OFF, 1.0),
+    "lora": OFF,
+    "lora_path": OFF,
+    "custom_logit_processor": OFF,
+    "return_hidden_states": OFF,
+    "thinking": OFF,
+    "enable_thinking": OFF,
 }
 """Known fields that would change the answer and are not supported, with the values that ask for nothing.
 
 Any other value is refused by name: an answer that silently ignores a constraint is worse than none."""
 
 HARMLESS_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = HARMLESS | {
-    "tools": _OFF,
-    "tool_choice": (*_OFF, "none", "auto"),
-    "reasoning_effort": (*_OFF, "none"),
-    "chat_template_kwargs": _OFF,
-    "continue_final_message": _OFF,
+    "tools": OFF,
+    "tool_choice": (*OFF, "none", "auto"),
+    "reasoning_effort": (*OFF, "none"),
+    "chat_template_kwargs": OFF,
+    "continue_final_message": OFF,
     "max_completion_tokens": (None,),
     "top_logprobs": (None, 0),
 }
 """Besides, what only chats have."""
 
 HARMLESS_IN_CHATS: dict[str, tuple[Any, ...]] = HARMLESS | {
-    "echo": _OFF,
+    "echo": OFF,
 }
 """Besides, what only completions have."""

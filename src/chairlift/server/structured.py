@@ -16,6 +16,9 @@ from chairlift.server.errors import ApiError, bad_request, from_invalid
 
 MAX_NAME_CHARS = 64
 
+OFF: tuple[Any, ...] = (None, False, "", [], {})
+"""What a field may say to ask for nothing."""
+
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
     """`response_format.json_schema`."""
@@ -63,15 +66,6 @@ def asked_form(body: StructuredFields) -> StructuredOutputs | None:
     return next(iter(given.values()), None)
 
 
-def json_form(schema: dict[str, Any] | bool, param: str, *, lenient: bool = False) -> StructuredOutputs:
-    """The form of a JSON text that satisfies `schema`, which came in the field `param`.
-
-    Raises:
-        ApiError: 400, naming the field.
-    """
-    return _form({"json": schema, "lenient": lenient}, param)
-
-
 def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
     if asked is None or asked.type == "text":
         return None
@@ -82,10 +76,9 @@ def _response_format(asked: ResponseFormat | None) -> StructuredOutputs | None:
     content = asked.json_schema
     if content is None or content.schema is None:
         raise bad_request("response_format: json_schema needs a schema", "response_format")
-    return json_form(content.schema, "response_format", lenient=content.strict is False)
+    return _form({"json": content.schema, "lenient": content.strict is False}, "response_format")
 
 
-_OFF: tuple[Any, ...] = (None, False, "", [], {})
 _FORMS = ("json", "regex", "choice", "grammar", "json_object")
 
 
@@ -96,7 +89,7 @@ def _structured_outputs(asked: dict[str, Any] | None) -> StructuredOutputs | Non
     fields = {name: value for name, value in asked.items() if value is not None and not name.startswith("_backend")}
     whitespace = fields.pop("disable_any_whitespace", False)
     for name in ("disable_fallback", "disable_additional_properties"):
-        if fields.pop(name, False) not in _OFF:
+        if fields.pop(name, False) not in OFF:
             raise _unsupported("structured_outputs", name)
     if whitespace is True:
         fields.setdefault("whitespace_pattern", "")
@@ -109,7 +102,7 @@ def _structured_outputs(asked: dict[str, Any] | None) -> StructuredOutputs | Non
 
 def _guided(body: StructuredFields) -> StructuredOutputs | None:
     fields = {name: getattr(body, f"guided_{name}") for name in (*_FORMS, "whitespace_pattern")}
-    fields = {name: value for name, value in fields.items() if value not in _OFF}
+    fields = {name: value for name, value in fields.items() if value not in OFF}
     given = [name for name in fields if name != "whitespace_pattern"]
     return _form(fields, f"guided_{given[0]}") if given else None
 
