@@ -66,6 +66,10 @@ class Emitted:
         assert len(by_key) == len(finishes), "a sequence ended twice"
         return by_key
 
+    @property
+    def vectors(self) -> dict[int, bytes]:
+        return {id: vector for step in self.steps for id, vector in step.vectors}
+
     def tokens(self, request_id: int, choice: int = 0) -> list[int]:
         return [
             token
@@ -85,12 +89,16 @@ class Running:
         heartbeat_s: float = 60.0,
         policy: Policy | None = None,
         gate: Gate | None = None,
+        encoder: Engine | None = None,
         **limits: int,
     ) -> None:
         self.executor = executor or FakeExecutor(CacheShape(64, 4))
         self.engine = fake_engine(self.executor, policy=policy, **limits)
         self.emitted = Emitted()
-        self.loop = EngineLoop(self.engine, time.monotonic, self.emitted, heartbeat_s=heartbeat_s, gate=gate)
+        self.encoder = encoder
+        self.loop = EngineLoop(
+            self.engine, time.monotonic, self.emitted, heartbeat_s=heartbeat_s, gate=gate, encoder=encoder
+        )
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
 
@@ -131,3 +139,4 @@ class Running:
         assert self.engine.stats().num_used_blocks == 0
         assert self.engine.stats().num_running == 0
         assert not self.engine.has_work
+        assert self.encoder is None or not self.encoder.has_work

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from chairlift.core.engine import Engine
@@ -19,10 +18,8 @@ from chairlift.core.types import (
     StepPlan,
     StepResult,
 )
-from chairlift.wire import Abort, Add, Drain
-from chairlift.worker.loop import EngineLoop
 from fakes import FakeExecutor, expected
-from worker.running import TIMEOUT_S, Emitted, fake_engine, request
+from worker.running import Running, request
 
 FIRST_TEXT = 1000
 """Ids from here on are texts."""
@@ -78,56 +75,30 @@ def text(id: int, length: int = 5, **fields: float) -> Request:
     return Request(id, [7] * length, NO_SAMPLING, time.monotonic(), pooling=PoolingParams(), **fields)  # type: ignore[arg-type]
 
 
-class Both:
-    """A loop over both, on a thread; leaving the context drains it."""
-
-    def __init__(self, fails: frozenset[int] = frozenset(), wait_s: float = 0.001) -> None:
-        self.device = Device()
-        self.emitted = Emitted()
-        reading = reading_engine(ReadingExecutor(self.device, fails), wait_s)
-        self.engines = fake_engine(NotedExecutor(self.device)), reading
-        self.loop = EngineLoop(self.engines[0], time.monotonic, self.emitted, heartbeat_s=60.0, encoder=reading)
-        self._thread = threading.Thread(target=self.loop.run, daemon=True)
-
-    def __enter__(self) -> Both:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.loop.submit(Drain())
-        self._thread.join(TIMEOUT_S)
-        assert not self._thread.is_alive()
-        assert not any(engine.has_work for engine in self.engines)
-
-    def wait_finished(self, *ids: int) -> None:
-        self.emitted.wait_for(lambda: set(ids) <= {key[0] for key in self.emitted.finishes})
-
-    @property
-    def vectors(self) -> dict[int, bytes]:
-        return {id: vector for step in self.emitted.steps for id, vector in step.vectors}
+def running_both(fails: frozenset[int] = frozenset(), wait_s: float = 0.001, device: Device | None = None) -> Running:
+    device = device or Device()
+    return Running(NotedExecutor(device), encoder=reading_engine(ReadingExecutor(device, fails), wait_s))
 
 
 def test_each_gets_what_it_would_get_alone_and_they_take_turns() -> None:
     answers = [request(i, max_tokens=30) for i in range(4)]
-    with Both() as both:
-        for each in answers:
-            both.loop.submit(Add(each))
-        for id in range(FIRST_TEXT, FIRST_TEXT + 60):
-            both.loop.submit(Add(text(id)))
+    device = Device()
+    with running_both(device=device) as both:
+        both.add(*answers)
+        both.add(*(text(id) for id in range(FIRST_TEXT, FIRST_TEXT + 60)))
         both.wait_finished(*range(4), *range(FIRST_TEXT, FIRST_TEXT + 60))
     assert all(both.emitted.tokens(each.id) == expected(each, 30) for each in answers)
-    assert both.vectors == {id: id.to_bytes(4, "little") for id in range(FIRST_TEXT, FIRST_TEXT + 60)}
-    turns = "".join(both.device.turns)
+    assert both.emitted.vectors == {id: id.to_bytes(4, "little") for id in range(FIRST_TEXT, FIRST_TEXT + 60)}
+    turns = "".join(device.turns)
     assert "rr" not in turns[: turns.rindex("g")], "the one that reads had two steps while the other had work"
     assert {step.engine for step in both.emitted.steps if step.vectors} == {1}
     assert {step.engine for step in both.emitted.steps if step.tokens} == {0}
 
 
 def test_failures_and_departures_stay_on_their_side() -> None:
-    with Both(fails=frozenset({FIRST_TEXT + 3})) as both:
-        both.loop.submit(Add(request(1, max_tokens=20)))
-        for id in range(FIRST_TEXT, FIRST_TEXT + 8):
-            both.loop.submit(Add(text(id)))
+    with running_both(fails=frozenset({FIRST_TEXT + 3})) as both:
+        both.add(request(1, max_tokens=20))
+        both.add(*(text(id) for id in range(FIRST_TEXT, FIRST_TEXT + 8)))
         both.wait_finished(1, *range(FIRST_TEXT, FIRST_TEXT + 8))
     reasons = {key[0]: finish.reason for key, finish in both.emitted.finishes.items()}
     assert reasons.pop(FIRST_TEXT + 3) is FinishReason.ERROR and reasons.pop(1) is FinishReason.LENGTH
@@ -136,11 +107,11 @@ def test_failures_and_departures_stay_on_their_side() -> None:
 
 def test_what_ends_without_a_step_is_told_while_the_other_is_busy() -> None:
     """A text that is aborted while its batch fills, and one whose deadline comes."""
-    with Both(wait_s=600.0) as both:
-        both.loop.submit(Add(request(1, max_tokens=150)))
-        both.loop.submit(Add(text(FIRST_TEXT)))
-        both.loop.submit(Add(text(FIRST_TEXT + 1, e2e_deadline=time.monotonic())))
-        both.loop.submit(Abort(FIRST_TEXT))
+    with running_both(wait_s=600.0) as both:
+        both.add(request(1, max_tokens=150))
+        both.add(text(FIRST_TEXT))
+        both.add(text(FIRST_TEXT + 1, e2e_deadline=time.monotonic()))
+        both.abort(FIRST_TEXT)
         both.wait_finished(FIRST_TEXT, FIRST_TEXT + 1)
         told = len(both.emitted.tokens(1))
         both.wait_finished(1)
@@ -150,14 +121,14 @@ def test_what_ends_without_a_step_is_told_while_the_other_is_busy() -> None:
 
 
 def test_a_filling_batch_does_not_hold_up_a_drain() -> None:
-    with Both(wait_s=600.0) as both:
-        both.loop.submit(Add(text(FIRST_TEXT)))
+    with running_both(wait_s=600.0) as both:
+        both.add(text(FIRST_TEXT))
     assert both.emitted.finishes[FIRST_TEXT, 0].reason is FinishReason.STOP
 
 
 def test_what_goes_to_the_wrong_engine_is_refused() -> None:
-    with Both() as both:
-        both.loop.submit(Add(text(FIRST_TEXT, length=33)))
-        both.loop.submit(Add(Request(5, [1] * 500, SamplingParams())))
+    with running_both() as both:
+        both.add(text(FIRST_TEXT, length=33))
+        both.add(Request(5, [1] * 500, SamplingParams()))
         both.emitted.wait_for(lambda: len(both.emitted.refusals) == 2)
     assert {refused.id: refused.never for refused in both.emitted.refusals} == {FIRST_TEXT: True, 5: True}
