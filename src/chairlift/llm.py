@@ -15,7 +15,6 @@ from typing import Any, Self, TypedDict, Unpack
 
 from tqdm import tqdm
 
-from chairlift.core.checks import check_request
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
@@ -23,6 +22,7 @@ from chairlift.worker.answers import Answer, Assembly, CompletionOutput, Request
 from chairlift.worker.arguments import (
     Message,
     Prompt,
+    checked,
     deadline,
     each_conversation,
     each_params,
@@ -149,14 +149,7 @@ class _Session:
             ttft_deadline=deadline("ttft_deadline_ms", arrival, ttft_deadline_ms),
             e2e_deadline=deadline("e2e_deadline_ms", arrival, e2e_deadline_ms),
         )
-        limits = self.built.limits
-        check_request(
-            request,
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            vocab_size=self.built.model.config.vocab_size,
-        )
-        return request
+        return checked(request, self.built.limits, self.built.model.config.vocab_size)
 
     def assembly(self, answer: Answer, prompt: Prompt) -> Assembly:
         return Assembly(answer, prompt if isinstance(prompt, str) else None, self.built.text_stream)

@@ -8,8 +8,9 @@ from numbers import Integral
 from operator import index
 from typing import Any, SupportsIndex
 
+from chairlift.core.checks import check_request
 from chairlift.core.errors import InvalidRequest
-from chairlift.core.types import SamplingParams
+from chairlift.core.types import Limits, Request, SamplingParams
 
 MAX_TENANT_CHARACTERS = 256
 
@@ -65,6 +66,16 @@ def tenant_name(value: object) -> str:
     if not isinstance(value, str) or not value.isprintable() or len(value) > MAX_TENANT_CHARACTERS:
         raise InvalidRequest(f"tenant must be a text of at most {MAX_TENANT_CHARACTERS} characters", "tenant")
     return value
+
+
+def checked(request: Request, limits: Limits, vocab_size: int) -> Request:
+    """The request, before anything runs.
+
+    Raises:
+        InvalidRequest: an engine with these limits would refuse it for ever.
+    """
+    check_request(request, max_model_len=limits.max_model_len, max_num_seqs=limits.max_num_seqs, vocab_size=vocab_size)
+    return request
 
 
 def deadline(name: str, arrival: float, after_ms: object) -> float | None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from chairlift.core.checks import check_request
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import NO_SAMPLING, Finish, PoolingParams, Request
 from chairlift.text.passages import Passage
 from chairlift.worker.answers import Answer
-from chairlift.worker.arguments import Prompt, deadline, tenant_name, token_ids, whole_priority
+from chairlift.worker.arguments import Prompt, checked, deadline, tenant_name, token_ids, whole_priority
 from chairlift.worker.encoder import BuiltEncoder
 from chairlift.worker.local import LocalEngine, QueueReader
 
@@ -150,9 +149,6 @@ class Texts:
     ) -> Request:
         limits = self._built.limits
         passage = self._passage(item, limits.max_model_len if truncate else None)
-        pooling = PoolingParams(
-            params.task, params.normalize, params.dimensions, params.activate, num_first=passage.num_first
-        )
         request = Request(
             id=self._engine.new_id(),
             prompt=passage.tokens,
@@ -161,15 +157,9 @@ class Texts:
             priority=whole_priority(priority),
             tenant=tenant_name(tenant),
             e2e_deadline=deadline("e2e_deadline_ms", arrival, e2e_deadline_ms),
-            pooling=pooling,
+            pooling=replace(params, num_first=passage.num_first),
         )
-        check_request(
-            request,
-            max_model_len=limits.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
-            vocab_size=self._built.encoder.config.vocab_size,
-        )
-        return request
+        return checked(request, limits, self._built.encoder.config.vocab_size)
 
     def _passage(self, item: Item, most: int | None) -> Passage:
         passages = self._built.passages
