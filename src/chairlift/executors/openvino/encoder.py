@@ -11,13 +11,14 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidOption
-from chairlift.core.types import CacheShape, Join, StepPlan, StepResult
+from chairlift.core.types import NO_SAMPLING, CacheShape, Join, Request, StepPlan, StepResult
 from chairlift.executors.openvino.attention import check_release
 from chairlift.executors.openvino.encoder_graph import build_encoder
 from chairlift.executors.openvino.options import EncoderOptions
 from chairlift.executors.openvino.precision import encoder_properties
 from chairlift.executors.pooling import pooled_vector
 from chairlift.models.encoder import Encoder
+from chairlift.models.encoder_config import EncoderConfig
 
 GROUP_TOKENS = 256
 """Most tokens of a group, padding included, if it is more than one text: larger ones are more padding and no faster."""
@@ -86,7 +87,7 @@ class EncoderExecutor:
         return result
 
     def _start(self, group: Group) -> None:
-        for name, value in padded(group, self._config.pooling, self._config.first_position, self._config.head).items():
+        for name, value in padded(group, self._config).items():
             self._request.set_tensor(name, ov.Tensor(value))
         self._request.start_async()
 
@@ -109,26 +110,15 @@ class EncoderExecutor:
         """Tokens of a full group in a second, padding aside; the first runs of a size pay for being the first."""
         length = min(128, max_model_len)
         count = max(1, GROUP_TOKENS // padded_length(length))
-        ids = np.zeros((count, padded_length(length)), np.int32)
+        tokens = [0] * length
+        group = [Join(0, Request(0, tokens, NO_SAMPLING), 0, tokens)] * count
         best = float("inf")
         for _ in range(3):
             begun = time.perf_counter()
-            self._run(ids)
+            self._start(group)
+            self._outputs()
             best = min(best, time.perf_counter() - begun)
-        return ids.size / best
-
-    def _run(self, ids: NDArray[np.int32]) -> None:
-        rows, length = ids.shape
-        for name, value in {
-            "token_ids": ids,
-            "types": np.zeros_like(ids),
-            "positions": self._config.first_position + np.arange(length, dtype=np.int32)[None],
-            "mask": np.zeros((rows, 1, 1, length), np.float32),
-            "weights": np.full((rows, 1, length), 1 / length, np.float32),
-        }.items():
-            self._request.set_tensor(name, ov.Tensor(np.ascontiguousarray(value, value.dtype)))
-        self._request.start_async()
-        self._request.wait()
+        return count * padded_length(length) / best
 
 
 @dataclass(slots=True)
@@ -161,9 +151,10 @@ def padded_length(num_tokens: int) -> int:
     return -(-num_tokens // unit) * unit
 
 
-def padded(group: Group, pooling: str, first_position: int, head: str) -> dict[str, NDArray[np.generic]]:
+def padded(group: Group, config: EncoderConfig) -> dict[str, NDArray[np.generic]]:
     """Inputs of the graph for a group of texts."""
-    rows, length = len(group), padded_length(max(len(join.tokens) for join in group))
+    longest = max(len(join.tokens) for join in group)
+    rows, length = len(group), padded_length(longest)
     ids, types = np.zeros((rows, length), np.int32), np.zeros((rows, length), np.int32)
     mask = np.full((rows, 1, 1, length), PADDING, np.float32)
     weights = np.zeros((rows, 1, length), np.float32)
@@ -173,17 +164,17 @@ def padded(group: Group, pooling: str, first_position: int, head: str) -> dict[s
         mask[i, ..., :count] = 0
         if join.request.pooling is not None and join.request.pooling.num_first:
             types[i, join.request.pooling.num_first : count] = 1
-        if head != "none" or pooling == "cls":
+        if config.head != "none" or config.pooling == "cls":
             weights[i, 0, 0] = 1
-        elif pooling == "last":
+        elif config.pooling == "last":
             weights[i, 0, count - 1] = 1
         else:
             weights[i, 0, :count] = 1 / count
-    positions = np.minimum(np.arange(length, dtype=np.int32), max(len(join.tokens) for join in group) - 1)
+    positions = np.minimum(np.arange(length, dtype=np.int32), longest - 1)
     return {
         "token_ids": ids,
         "types": types,
-        "positions": np.ascontiguousarray(positions[None] + np.int32(first_position)),
+        "positions": np.ascontiguousarray(positions[None] + np.int32(config.first_position)),
         "mask": mask,
         "weights": weights,
     }
