@@ -122,10 +122,4 @@ def resident_kib(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * PAGE_KIB
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """By nearest rank."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
 Report = dict[str, Any]
