@@ -32,6 +32,43 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    _add_key_flags(group)
+    group.add_argument(
+        "--keep-explanations",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="how many of the last answers are explained under /admin/requests (default: %(default)s)",
+    )
+    group.add_argument(
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names that requests may use; the first is in responses (default: the model's own)",
+    )
+    group.add_argument(
+        "--chat-template",
+        type=chat_template,
+        metavar="FILE",
+        help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
+    )
+    add_chat_flags(group)
+    group.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="further host name under which a server without keys may be addressed; may be repeated",
+    )
+    _add_life_flags(group)
+    _add_log_flags(group)
+    add_web_flags(parser)
+    add_admission_flags(parser)
+    add_config_flag(parser)
+    parser.set_defaults(run=run, parser=parser)
+
+
+def _add_key_flags(group: argparse._ArgumentGroup) -> None:
+    """Who may ask for what."""
     group.add_argument(
         "--api-key",
         action="append",
@@ -59,32 +96,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="key that opens the routes under /admin and nothing else; may be repeated; without one there are no such "
         "routes (better given as CHAIRLIFT_ADMIN_API_KEY)",
     )
-    group.add_argument(
-        "--keep-explanations",
-        type=int,
-        default=1000,
-        metavar="N",
-        help="how many of the last answers are explained under /admin/requests (default: %(default)s)",
-    )
-    group.add_argument(
-        "--served-model-name",
-        nargs="+",
-        metavar="NAME",
-        help="names that requests may use; the first is in responses (default: the model's own)",
-    )
-    group.add_argument(
-        "--chat-template",
-        type=chat_template,
-        metavar="FILE",
-        help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
-    )
-    add_chat_flags(group)
-    group.add_argument(
-        "--allowed-host",
-        action="append",
-        metavar="NAME",
-        help="further host name under which a server without keys may be addressed; may be repeated",
-    )
+
+
+def _add_life_flags(group: argparse._ArgumentGroup) -> None:
+    """How the server ends, and what it does about an engine that did."""
     group.add_argument(
         "--shutdown-timeout",
         type=float,
@@ -92,7 +107,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="SECONDS",
         help="how long a stopped server lets answers go on (default: %(default)s)",
     )
-    add_web_flags(parser)
     group.add_argument(
         "--engine-stall-timeout",
         type=float,
@@ -108,6 +122,10 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="how often in ten minutes an engine that was lost is replaced; then the server ends with status 1, "
         "and with 0 at once (default: %(default)s)",
     )
+
+
+def _add_log_flags(group: argparse._ArgumentGroup) -> None:
+    """What is written down of requests."""
     group.add_argument(
         "--enable-log-requests",
         action=argparse.BooleanOptionalAction,
@@ -119,9 +137,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="FILE",
         help="append a JSON line for each request: who asked, tokens, times, and nothing of what was said",
     )
-    add_admission_flags(parser)
-    add_config_flag(parser)
-    parser.set_defaults(run=run, parser=parser)
 
 
 def chat_template(text: str) -> str:
