@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from chairlift.cli import chat_flags
 from chairlift.cli.main import main
 from chairlift.cli.serve import chat_template
 from chairlift.server import run as server_run
+from chairlift.server import served_text
 from chairlift.server.options import ServerOptions
+from chairlift.text.reasoning import REASONING_FORMATS
+from chairlift.text.tools import TOOL_FORMATS
 from chairlift.worker.options import EngineOptions, decode_options
 
 
@@ -66,6 +70,12 @@ def test_admin_keys_come_from_flags_or_the_environment(monkeypatch: pytest.Monke
     ]
     assert main(["serve", "some-model", "--admin-api-key", "same", "--api-key", "same"]) == 2
     assert main(["serve", "some-model", "--keep-explanations", "-1"]) == 2
+
+
+def test_the_formats_that_flags_name_are_those_that_can_be_read() -> None:
+    assert set(chat_flags.TOOL_FORMATS) == set(TOOL_FORMATS)
+    assert set(chat_flags.REASONING_FORMATS) == set(REASONING_FORMATS)
+    assert (chat_flags.AUTO, chat_flags.NONE) == (served_text.AUTO, served_text.NONE)
 
 
 def test_a_chat_template_from_a_file_or_as_it_is(tmp_path: Path) -> None:
