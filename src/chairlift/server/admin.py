@@ -19,9 +19,9 @@ from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.exchange import Exchange
 from chairlift.server.explanations import Explanations, Told
+from chairlift.server.fields import MAX_INT
 from chairlift.server.json_body import convert, read_object
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import MAX_INT
 
 LIMITS_PATH = "/admin/limits"
 REQUESTS_PATH = "/admin/requests"

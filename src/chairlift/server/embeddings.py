@@ -8,12 +8,12 @@ from typing import Any
 
 from chairlift.core.types import PoolingParams
 from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.fields import check_range
 from chairlift.server.items import Item
 from chairlift.server.json_body import convert
 from chairlift.server.outcomes import Outcome, error_json, numbers
 from chairlift.server.passes import Envelope, Job, PassFields, Reader
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import check_range
 
 ENCODINGS = ("float", "base64")
 

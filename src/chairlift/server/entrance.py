@@ -12,7 +12,7 @@ from chairlift.core.admission import RefusalReason
 from chairlift.core.errors import NeverFits, Overloaded
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, from_invalid, overloaded
-from chairlift.server.validate import model_name
+from chairlift.server.fields import model_name
 
 T = TypeVar("T")
 

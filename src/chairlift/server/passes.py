@@ -26,11 +26,11 @@ from chairlift.server.collection import Collection
 from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError, from_invalid, never_fits
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
+from chairlift.server.fields import check_priority_and_cut, deadline_s, user_name
 from chairlift.server.identity import tenant_name
 from chairlift.server.items import Item, estimated, passage_of
 from chairlift.server.json_body import read_object
 from chairlift.server.outcomes import Outcome
-from chairlift.server.validate import check_priority_and_cut, deadline_s, user_name
 from chairlift.text.passages import Passage, PassageTokenizer
 
 MAX_ITEMS = 2048

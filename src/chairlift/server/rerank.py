@@ -9,12 +9,12 @@ import msgspec
 
 from chairlift.core.types import PoolingParams
 from chairlift.server.errors import ApiError, bad_request, never_fits
+from chairlift.server.fields import MAX_INT, check_range
 from chairlift.server.items import Item
 from chairlift.server.json_body import convert
 from chairlift.server.outcomes import Outcome, cosine, error_json, numbers
 from chairlift.server.passes import MAX_ITEMS, Envelope, Job, PassFields, Reader
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import MAX_INT, check_range
 
 MAX_PAIR_CHARS = 8 << 20
 """Of all pairs that a cross-encoder reads; a query counts once for each document. Twice the longest body."""

@@ -5,7 +5,6 @@ Everything that one request may ask for in numbers is bounded here, before anyth
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from chairlift.core.structured import StructuredOutputs
 from chairlift.core.types import MAX_LOGPROBS, SamplingParams
 from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.errors import bad_request, from_invalid
-from chairlift.server.identity import MAX_TENANT_CHARS
+from chairlift.server.fields import MAX_INT, check_priority_and_cut, check_range, deadline_s, user_name
 from chairlift.server.json_body import convert
 from chairlift.server.ports import ChatManners, ChatPrompt
 from chairlift.server.protocol import (
@@ -37,7 +36,6 @@ MAX_STOP_CHARS = 256
 MAX_TOKEN_LIST = 4096
 """Most entries of `stop_token_ids` and `logit_bias`."""
 MAX_SALT_CHARS = 256
-MAX_INT = 2**31 - 1
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
@@ -107,14 +105,6 @@ class Validated:
     """As a field of their own; `echo` may want the scores for its own shape only."""
     show: Presentation
     tools: ToolUse | None = None
-
-
-def model_name(content: dict[str, Any]) -> str | None:
-    """The model that a body asks for; None if it leaves that to the server."""
-    model = content.get("model")
-    if model is not None and not isinstance(model, str):
-        raise bad_request("model: Expected `str`", "model")
-    return model or None
 
 
 def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
@@ -349,34 +339,6 @@ def _validated(
     )
 
 
-def check_priority_and_cut(priority: int | None, truncate_prompt_tokens: int | None) -> None:
-    """Raises a 400 for what no request may have, whether it asks for text or for vectors."""
-    check_range("priority", priority, -MAX_INT, MAX_INT)
-    check_range("truncate_prompt_tokens", truncate_prompt_tokens, -1, MAX_INT)
-    if truncate_prompt_tokens == 0:
-        raise bad_request("truncate_prompt_tokens must be at least 1, or -1", "truncate_prompt_tokens")
-
-
-def user_name(body: object) -> str:
-    """Whom the client asks for, by any of the fields for that; raises a 400 for a name that is too long."""
-    for name in ("user", "safety_identifier"):
-        value = getattr(body, name) or ""
-        if len(value) > MAX_TENANT_CHARS:
-            raise bad_request(f"{name} must have at most {MAX_TENANT_CHARS} characters", name)
-        if value:
-            return str(value)
-    return ""
-
-
-def deadline_s(name: str, value_ms: float | None) -> float | None:
-    """Seconds after the arrival; raises a 400 for what is no time."""
-    if value_ms is None:
-        return None
-    if not (value_ms > 0 and math.isfinite(value_ms)):
-        raise bad_request(f"{name} must be a finite number above 0", name)
-    return value_ms / 1000
-
-
 def _completion_prompts(body: CompletionBody) -> list[Prompt]:
     """One prompt is text or token ids; several are a list of those."""
     prompt = body.prompt
@@ -419,12 +381,6 @@ def _token_id(key: str) -> int:
 def _check_list(name: str, values: list[int] | dict[str, float] | None) -> None:
     if values is not None and len(values) > MAX_TOKEN_LIST:
         raise bad_request(f"{name} may have at most {MAX_TOKEN_LIST} entries", name)
-
-
-def check_range(name: str, value: int | None, low: int, high: int) -> None:
-    """Raises a 400 that names the field."""
-    if value is not None and not low <= value <= high:
-        raise bad_request(f"{name} must be between {low} and {high}", name)
 
 
 def _or(value: T | None, default: T) -> T:
