@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -45,13 +46,15 @@ TRUTH = SmoothCost(
 )
 
 
+def log_uniform(random: Random, low: int, high: int) -> int:
+    """One order of magnitude is as likely as another."""
+    return int(low * (high / low) ** random.random())
+
+
 def drawn_shapes(count: int, seed: int, *, regimes: int = 3) -> list[StepShape]:
     """Decode, prefill and mixed in turn, or only the first of these."""
     random = Random(seed)
-
-    def log(low: int, high: int) -> int:
-        return int(low * (high / low) ** random.random())
-
+    log = partial(log_uniform, random)
     shapes = []
     for number in range(count):
         regime = number % regimes

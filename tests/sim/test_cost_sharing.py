@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import islice, pairwise
 from random import Random
 
@@ -36,7 +37,7 @@ from chairlift.sim.router import RoundRobin
 from chairlift.sim.run import simulate
 from chairlift.sim.workload import Asked, Blocks, Part
 from sim.test_calibrate_fit import TRUTH as UNSHARED
-from sim.test_calibrate_fit import steps_by
+from sim.test_calibrate_fit import log_uniform, steps_by
 from timed_executor import Clock, TimedExecutor
 
 TRUTH = SmoothCost(
@@ -51,10 +52,7 @@ TRUTH = SmoothCost(
 def drawn_shapes(count: int, seed: int, *, shared: float = 0.25, regimes: int = 3) -> list[StepShape]:
     """Decode, prefill and mixed in turn; in a share of those with rows these have a beginning in common."""
     random = Random(seed)
-
-    def log(low: int, high: int) -> int:
-        return int(low * (high / low) ** random.random())
-
+    log = partial(log_uniform, random)
     shapes = []
     for number in range(count):
         regime = number % regimes
