@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics.serving import ServingMetrics
+from chairlift.metrics.several import render_all
 
 LABELS = {"model_name": "m", "engine": "0"}
 FIRST_TOKEN_LATE, END_LATE = "ttft deadline: no first token within 1 s", "e2e deadline: not finished within 1 s"
@@ -14,7 +15,7 @@ FIRST_TOKEN_LATE, END_LATE = "ttft deadline: no first token within 1 s", "e2e de
 def samples(metrics: ServingMetrics) -> dict[str, float]:
     """Series with its further labels -> value; every series must carry the common labels."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(metrics.render().decode()):
+    for family in text_string_to_metric_families(render_all([metrics]).decode()):
         for sample in family.samples:
             labels = dict(sample.labels)
             assert {name: labels.pop(name) for name in LABELS} == LABELS, sample
@@ -177,5 +178,5 @@ def test_two_engines_in_one_process_do_not_share_anything() -> None:
 def test_scraping_twice_gives_the_same() -> None:
     metrics = make()
     metrics.on_response("/v1/models", 200)
-    assert metrics.render() == metrics.render()
+    assert render_all([metrics]) == render_all([metrics])
     assert samples(metrics)["chairlift:http_responses_total{route=/v1/models,status=200}"] == 1

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -154,18 +153,8 @@ class ServingMetrics:
 
     # ------------------------------------------------------------ telling
 
-    def render(self) -> bytes:
-        """Everything in the Prometheus text format."""
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry)
-
-    def describe(self) -> Iterable[Metric]:
-        """No names up front: a registry lives for one scrape, so that nothing can be registered twice."""
-        return ()
-
     def collect(self) -> Iterator[Metric]:
-        """All series; called by the registry."""
+        """All series, for one scrape."""
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()

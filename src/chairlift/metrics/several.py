@@ -14,7 +14,6 @@ class Counted(Protocol):
     """Something that can be scraped."""
 
     def collect(self) -> Iterator[Metric]: ...
-    def render(self) -> bytes: ...
 
 
 class _Merged:
@@ -22,7 +21,7 @@ class _Merged:
         self._sources = sources
 
     def describe(self) -> Iterable[Metric]:
-        """No names up front, as in what is merged."""
+        """No names up front: a registry lives for one scrape, so that nothing can be registered twice."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -37,8 +36,6 @@ class _Merged:
 
 def render_all(sources: Sequence[Counted]) -> bytes:
     """Everything in the Prometheus text format."""
-    if len(sources) == 1:
-        return sources[0].render()
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Merged(sources))
     return generate_latest(registry)
