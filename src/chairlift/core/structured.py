@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chairlift.core.errors import InvalidRequest
+from chairlift.core.nesting import is_deeper
 
 MAX_GRAMMAR_CHARS = 128 << 10
 """Longest schema, expression, grammar or list of choices, in characters. What a longer one compiles to is not known to
@@ -95,7 +96,7 @@ def _schema_text(schema: Any) -> str:
             schema = json_text.loads(schema, parse_constant=_no_constant)
         if not isinstance(schema, dict | bool):
             raise _invalid("json must be a JSON Schema: an object, or true or false")
-        if _depth(schema) > MAX_JSON_DEPTH:
+        if is_deeper(schema, MAX_JSON_DEPTH):
             raise _invalid(f"json must not be nested deeper than {MAX_JSON_DEPTH}")
         text = json_text.dumps(schema, allow_nan=False, separators=(",", ":"))
     except InvalidRequest:
@@ -107,20 +108,6 @@ def _schema_text(schema: Any) -> str:
 
 def _no_constant(name: str) -> object:
     raise ValueError(name)
-
-
-def _depth(value: object) -> int:
-    """How deep objects and lists are nested, at most one more than is allowed."""
-    depth, level = 0, [value]
-    while level and depth <= MAX_JSON_DEPTH:
-        inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += one.values()
-            elif isinstance(one, list | tuple):
-                inner += one
-        depth, level = depth + 1, [one for one in inner if isinstance(one, dict | list | tuple)]
-    return depth
 
 
 def _choices(choice: object) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from chairlift.core.errors import InvalidModel
+from chairlift.core.nesting import is_deeper
 
 MAX_JSON_BYTES = 64 << 20
 """Largest JSON file read: a tokenizer.json of 262,144 tokens has 33 MB."""
@@ -132,22 +133,6 @@ def parse_json(data: bytes, where: str, max_depth: int = MAX_JSON_DEPTH, max_val
         raise InvalidModel(f"{where}: not valid JSON: {shown(error)}") from error
     except RecursionError as error:
         raise InvalidModel(f"{where}: nested too deeply") from error
-    if _depth(value) > max_depth:
+    if is_deeper(value, max_depth):
         raise InvalidModel(f"{where}: nested more than {max_depth} deep")
     return value
-
-
-def _depth(value: Any) -> int:
-    """Levels of nesting, counted level by level, without recursion."""
-    depth = 0
-    level = [value]
-    while level:
-        inner: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                inner.extend(child for child in item.values() if isinstance(child, dict | list))
-            elif isinstance(item, list):
-                inner.extend(child for child in item if isinstance(child, dict | list))
-        depth += any(isinstance(item, dict | list) for item in level)
-        level = inner
-    return depth
