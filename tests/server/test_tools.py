@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import openai
 import pytest
 
 from chairlift.core.types import Request
+from chairlift.server.message_parts import message as whole_message
 from chairlift.server.ports import ChatManners
 from chairlift.text.reasoning import REASONING_FORMATS
 from chairlift.text.tools import TOOL_FORMATS
@@ -229,6 +231,22 @@ def test_a_prompt_that_opens_the_thought() -> None:
         assert message(server, "x", **continued)["content"] == "I see.</think>Yes."
         continued["messages"] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>Well"}]
         assert message(server, "x", **continued) == {"role": "assistant", "content": "Yes.", **thought("I see.")}
+
+
+def test_a_long_answer_is_read_on_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading goes token by token: thousands of them would keep everybody's stream waiting."""
+    threads: list[str] = []
+
+    def noted(*arguments: Any) -> dict[str, Any]:
+        threads.append(threading.current_thread().name)
+        return whole_message(*arguments)
+
+    monkeypatch.setattr("chairlift.server.choices.message", noted)
+    with running_server(text=Thinking()) as server:
+        server.worker.says = lambda request, choice: "x" * (1500 if "ask:long" in spelled(request) else 100)
+        for key, length in (("short", 100), ("long", 1500)):
+            assert message(server, key) == {"role": "assistant", "content": "x" * length}
+    assert [name.startswith("ThreadPoolExecutor") for name in threads] == [False, True]
 
 
 def test_without_any_manners_tags_are_text_and_tools_refused() -> None:

@@ -24,7 +24,8 @@ from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
 from chairlift.text.answers import AnswerReader
 
-SCORED_WEIGHT = 8
+HEAVY_WEIGHT = 8
+"""Of a token with scores, and of one that is read for thought or calls: that goes token by token."""
 
 _log = logging.getLogger("chairlift.server")
 
@@ -120,11 +121,12 @@ class Answer:
         return Usage(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens, thought)
 
     def weight(self) -> int:
-        """What it takes to write `body`, in tokens of plain text: tokens with scores cost several times as much."""
+        """What it takes to write `body`, in tokens of plain text, of which others cost a multiple."""
         num_tokens = self._num_output_tokens
         if any(one.shows_prompt for one in self._asked):
             num_tokens += self._num_prompt_tokens * len(self._collected) // len(self._asked)
-        return num_tokens * (SCORED_WEIGHT if any(one.has_scores for one in self._asked) else 1)
+        is_heavy = any(one.has_scores or one.open_reader is not None for one in self._asked)
+        return num_tokens * (HEAVY_WEIGHT if is_heavy else 1)
 
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""
