@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from chairlift.core.errors import NeverFits
+from chairlift.server.probe import hopeless
 from chairlift.text.passages import Passage, PassageTokenizer
 
 CHARS_PER_TOKEN = 4
@@ -44,17 +45,15 @@ def passage_of(item: Item, passages: PassageTokenizer, most: int, keep: int | No
 
 
 def _beginning(text: str, passages: PassageTokenizer, most: int, keep: int | None) -> str:
-    """A text, or as much of a very long one as decides what becomes of it: megabytes take seconds to encode.
+    """A text, or as much of a very long one as decides what becomes of it.
 
     Raises:
         NeverFits: its beginning alone is too long.
     """
-    size = PROBE_CHARS_PER_TOKEN * most
-    while size < len(text):
-        num_tokens = len(passages.encode(text[:size]).tokens)
-        if num_tokens > 2 * most:
-            if keep is None:
-                raise NeverFits(f"the text has more than {num_tokens} tokens; this model reads at most {most}", "input")
-            return text[:size]
-        size *= 4
-    return text
+    found = hopeless(text, most, PROBE_CHARS_PER_TOKEN, lambda part: len(passages.encode(part).tokens))
+    if found is None:
+        return text
+    beginning, num_tokens = found
+    if keep is None:
+        raise NeverFits(f"the text has more than {num_tokens} tokens; this model reads at most {most}", "input")
+    return beginning

@@ -10,6 +10,7 @@ from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import SamplingParams
 from chairlift.server.errors import bad_request, from_invalid, never_fits
 from chairlift.server.ports import ChatPrompt, PromptTokens
+from chairlift.server.probe import hopeless
 from chairlift.server.shapes import encode_json
 from chairlift.server.validate import Prompt, Validated
 
@@ -97,25 +98,21 @@ def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_l
 
 
 def _probe(text: str, asked: Validated, tokens: PromptTokens, max_model_len: int) -> None:
-    """Refuse a hopelessly long text by its beginning: megabytes take seconds to encode, whoever sent them.
-
-    A beginning has about as many tokens as it has in the whole; twice the context is beyond that doubt.
-    """
+    """Refuse a hopelessly long text by its beginning."""
     if asked.truncate_to is not None:
         if len(text) > MAX_TRUNCATED_CHARS:
             raise bad_request(f"prompt must have at most {MAX_TRUNCATED_CHARS} characters to be truncated", "prompt")
         return
-    size = PROBE_CHARS_PER_TOKEN * max_model_len
-    while size < len(text):
-        num_tokens = len(tokens.encode(text[:size], add_special_tokens=False))
-        if num_tokens > 2 * max_model_len:
-            raise never_fits(
-                f"This model's maximum context length is {max_model_len} tokens. However, your prompt has more than "
-                f"{num_tokens} tokens. Please reduce the length of the prompt.",
-                "prompt",
-                CONTEXT_CODE,
-            )
-        size *= 4
+    found = hopeless(
+        text, max_model_len, PROBE_CHARS_PER_TOKEN, lambda part: len(tokens.encode(part, add_special_tokens=False))
+    )
+    if found is not None:
+        raise never_fits(
+            f"This model's maximum context length is {max_model_len} tokens. However, your prompt has more than "
+            f"{found[1]} tokens. Please reduce the length of the prompt.",
+            "prompt",
+            CONTEXT_CODE,
+        )
 
 
 def _truncated(ids: list[int], asked: Validated, max_model_len: int) -> list[int]:
