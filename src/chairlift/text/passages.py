@@ -33,9 +33,7 @@ class PassageTokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, where: str) -> None:
         backend.no_truncation()
         backend.no_padding()
-        backend.encode_special_tokens = (
-            True  # one that is spelled in a text is text: whoever wrote it may be a stranger
-        )
+        backend.encode_special_tokens = True  # a text that spells one is text: whoever wrote it may be a stranger
         self._backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._num_around = backend.num_special_tokens_to_add(is_pair=False)
