@@ -7,6 +7,7 @@ token of somebody else's would change it.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,15 @@ from server.test_poison import num_answers_among
 
 CONTEXT = 512
 NUM_STREAMS = 16
+ENDS_ELSEWHERE = "allowed end, later"
+"""Served here: the token that ends answers of the real model is a byte like others."""
 
 
 def check(tmp_path: Path, step: int, num_tokens: int) -> None:
-    catalogue = list(poisons(VOCAB_SIZE, CONTEXT))[::step]
+    catalogue = [
+        replace(poison, status=None) if poison.name == ENDS_ELSEWHERE else poison
+        for poison in list(poisons(VOCAB_SIZE, CONTEXT))[::step]
+    ]
     log = tmp_path / "log"
     engine = {"step_s": 0.001, "max_model_len": CONTEXT, "max_num_seqs": 32}
     with log.open("w") as stderr, served(engine, script="serve_engine.py", stderr=stderr) as server:
