@@ -224,11 +224,25 @@ def test_either_header_brings_the_key() -> None:
     access = Access((FIRST,), "127.0.0.1", ())
     principal = unnamed_principal(key_digest(FIRST.encode()))
     assert access.principal({b"x-api-key": FIRST.encode()}) == principal
-    assert access.principal({b"x-api-key": b"x", b"authorization": f"Bearer {FIRST}".encode()}) == principal
+    both = {b"x-api-key": FIRST.encode(), b"authorization": f"Bearer {FIRST}".encode()}
+    assert access.principal(both) == principal
+    assert access.principal(both | {b"x-api-key": b""}) == principal
     for headers in ({b"x-api-key": b"x"}, {b"x-api-key": FIRST.encode(), b"authorization": b"Basic x"}, {}):
         with pytest.raises(ApiError) as caught:
             access.principal(headers)
         assert caught.value.status == 401
+
+
+def test_two_keys_at_once_are_refused_by_name() -> None:
+    """Both may be right: whose request it is would depend on which of them is looked at."""
+    access = Access((FIRST, "other-key-1"), "127.0.0.1", (), admin_api_keys=("owner-key-1",))
+    for bearer, other in ((FIRST, "other-key-1"), (FIRST, "x"), ("x", FIRST)):
+        headers = {b"x-api-key": other.encode(), b"authorization": f"Bearer {bearer}".encode()}
+        for check in (access.principal, access.check_admin, access.check_metrics):
+            with pytest.raises(ApiError) as caught:
+                check(headers)
+            assert (caught.value.status, caught.value.code) == (401, "ambiguous_api_key")
+            assert bearer not in caught.value.message.split()
 
 
 def test_k3_what_is_given_as_a_salt_cannot_be_taken_for_a_part_of_who_asks() -> None:

@@ -45,6 +45,15 @@ class Access:
         """Who else has keys, from the next request on."""
         self._principals = {**principals, **self._plain}
 
+    @property
+    def has_keys(self) -> bool:
+        """Without keys anybody on this machine may ask."""
+        return bool(self._principals)
+
+    @property
+    def has_metrics_keys(self) -> bool:
+        return bool(self._metrics_digests)
+
     def principal(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Who asks.
 
@@ -87,22 +96,33 @@ class Access:
 
 
 def _checked(headers: Mapping[bytes, bytes], digests: Iterable[bytes], what: str) -> bytes:
-    """The digest of the key that was sent, if it is one of `digests`. Clients of Anthropic's API name it otherwise."""
-    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-    if not scheme:
-        scheme, key = b"bearer", headers.get(b"x-api-key", b"")
-    given = key_digest(key.strip())
+    """The digest of the key that was sent, if it is one of `digests`."""
+    scheme, given = _given(headers)
     known = False
     for digest in digests:  # all of them, always: the time taken must not tell which one was close
         known |= hmac.compare_digest(digest, given)
     if not known or scheme.lower() != b"bearer":
-        raise ApiError(
-            401,
-            f"A valid {what} is required: Authorization: Bearer <key>.",
-            code="invalid_api_key",
-            headers=((b"www-authenticate", b"Bearer"),),
-        )
+        raise _unauthorized(f"A valid {what} is required: Authorization: Bearer <key>.", "invalid_api_key")
     return given
+
+
+def _given(headers: Mapping[bytes, bytes]) -> tuple[bytes, bytes]:
+    """The scheme and the digest of the key that was sent: clients of Anthropic's API call it `x-api-key`.
+
+    Raises:
+        ApiError: 401, two keys were sent. Whose request it is must not depend on which of them is looked at.
+    """
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    digest, other = key_digest(key.strip()), headers.get(b"x-api-key", b"").strip()
+    if not scheme:
+        return b"bearer", key_digest(other)
+    if other and not hmac.compare_digest(digest, key_digest(other)):
+        raise _unauthorized("Authorization and x-api-key hold different keys: send one of them.", "ambiguous_api_key")
+    return scheme, digest
+
+
+def _unauthorized(message: str, code: str) -> ApiError:
+    return ApiError(401, message, code=code, headers=((b"www-authenticate", b"Bearer"),))
 
 
 def _name(url: str) -> str | None:
