@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from chairlift.core.look import Look
 from chairlift.core.types import EngineStats, Finish, LimitChange, Request, TokenLogprob
 
 MAX_FRAME_BYTES = 64 << 20
@@ -37,6 +38,10 @@ class SetLimits(msgspec.Struct, tag="limits", array_like=True, frozen=True):
     """Change what may be changed while serving. The counts of every later step say what is in force."""
 
     change: LimitChange
+
+
+class Watch(msgspec.Struct, tag="watch", array_like=True, frozen=True):
+    """Somebody looks: one `Watched` is wanted. Who asks waits for it before asking again."""
 
 
 class EncoderReady(msgspec.Struct, array_like=True, frozen=True):
@@ -106,8 +111,16 @@ class Step(msgspec.Struct, tag="step", array_like=True, frozen=True):
     """Whose step it was: 1 is the encoder beside a model that generates."""
 
 
-ToWorker = Add | Abort | Close | Drain | SetLimits
-FromWorker = Ready | Failed | Refused | Step
+class Watched(msgspec.Struct, tag="watched", array_like=True, frozen=True):
+    """Who runs and who waits, in the order of the engines."""
+
+    looks: list[Look]
+    now: float
+    """The worker's monotonic clock, in seconds."""
+
+
+ToWorker = Add | Abort | Close | Drain | SetLimits | Watch
+FromWorker = Ready | Failed | Refused | Step | Watched
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

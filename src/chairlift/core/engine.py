@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+from chairlift.core.look import Look
 from chairlift.core.scheduler import Scheduler, StopMatcherFactory
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput, StepPlan, StepResult
 
@@ -129,6 +130,10 @@ class Engine:
     def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
         """Counts of this moment, with those of the last step as its driver knows them."""
         return self.scheduler.stats(num_step_tokens, num_step_rows, step_s)
+
+    def look(self) -> Look:
+        """Who runs and who waits."""
+        return self.scheduler.look()
 
     @property
     def num_step_tokens(self) -> int:

@@ -23,6 +23,7 @@ from chairlift.core.deadlines import TTFT, Deadlines
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.fairness import Fair, Service
 from chairlift.core.kv import KVCache
+from chairlift.core.look import Look, look
 from chairlift.core.ordering import Line, Sorted, Waiting
 from chairlift.core.planner import JoinRule, Planner
 from chairlift.core.policy import Policy
@@ -260,6 +261,11 @@ class Scheduler:
             for sequences in self._live.values()
             for s in sequences
         ]
+
+    def look(self) -> Look:
+        """Who runs and who waits."""
+        live = (sequence for sequences in self._live.values() for sequence in sequences)
+        return look(live, self._waiting, self._running.held)
 
     def wake_at(self) -> float | None:
         """When to call `schedule` again after it had nothing to compute, if nothing else happens; None: no need to."""

@@ -17,7 +17,7 @@ from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.types import EngineStats, LimitChange, Request, StepOutput
 from chairlift.grammars.store import Checked
-from chairlift.wire import Abort, Add, Close, Drain, Refused, SetLimits, Step, ToWorker
+from chairlift.wire import Abort, Add, Close, Drain, Refused, SetLimits, Step, ToWorker, Watch, Watched
 
 HEARTBEAT_S = 1.0
 """How often an idle loop says that it is alive."""
@@ -54,6 +54,7 @@ class EngineLoop:
         heartbeat_s: float = HEARTBEAT_S,
         gate: Gate | None = None,
         encoder: Engine | None = None,
+        tell: Callable[[Watched], None] | None = None,
     ) -> None:
         self._engine = engine
         self._encoder = encoder
@@ -62,6 +63,8 @@ class EngineLoop:
         """Whose step is next if it has one: engines that share the device take turns."""
         self._clock = clock
         self._emit = emit
+        self._tell = tell
+        """Like `emit`, for those who look; None where nobody does."""
         self._inbox: Inbox = SimpleQueue() if inbox is None else inbox
         self._gate = gate
         self._waiting: dict[int, Request] = {}
@@ -69,6 +72,8 @@ class EngineLoop:
         self._heartbeat_s = heartbeat_s
         self._draining = False
         self._stopping = False
+        self._is_watched = False
+        """Somebody looks, and was not told yet."""
 
     def submit(self, command: ToWorker) -> None:
         """Hand over a command from any thread; it takes effect before the next step."""
@@ -97,6 +102,9 @@ class EngineLoop:
             for other in self._engines:
                 if other is not engine:
                     self._flush(other)
+            if self._is_watched and self._tell is not None:  # here the device computes
+                self._is_watched = False
+                self._tell(Watched([one.look() for one in self._engines], self._clock()))
             if engine is not None:
                 num_tokens, num_rows = engine.num_step_tokens, engine.num_step_rows
                 engine.wait()
@@ -168,6 +176,8 @@ class EngineLoop:
                 self._close()
             case SetLimits(change):
                 self._set_limits(change)
+            case Watch():
+                self._is_watched = True
             case None:
                 self._stopping = True
 

@@ -143,7 +143,9 @@ def serve(sock: socket.socket, load: Callable[[], Loaded]) -> int:
         gc.collect()
         gc.freeze()  # what loading left behind lives as long as the process: no collection need look at it again
         encoder = loaded.encoder.engine if loaded.encoder is not None and loaded.generates else None
-        EngineLoop(loaded.engine, time.monotonic, outbox.put, inbox=inbox, gate=loaded.gate, encoder=encoder).run()
+        put = outbox.put
+        loop = EngineLoop(loaded.engine, time.monotonic, put, inbox=inbox, gate=loaded.gate, encoder=encoder, tell=put)
+        loop.run()
     except Exception as error:
         return _fail(outbox, error, EXIT_DEAD)
     finally:
