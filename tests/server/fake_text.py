@@ -52,6 +52,10 @@ class FakeText:
     def decode(self, tokens: Sequence[int]) -> str:
         return b"".join(self._bytes[token] for token in tokens).decode("utf-8", "replace")
 
+    def spell(self, tokens: Sequence[int]) -> str:
+        spelled = {END: b"<end>", TURN: b"<turn>"}
+        return b"".join(spelled.get(token) or self._bytes[token] for token in tokens).decode("utf-8", "replace")
+
     def token_bytes(self, token: int) -> bytes:
         return self._bytes[token]
 

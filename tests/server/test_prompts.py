@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from chairlift.core.errors import InvalidRequest
 from chairlift.server import prompts, validate
 from chairlift.server.errors import ApiError
 from chairlift.server.prompts import Fitted, fit
@@ -159,3 +160,13 @@ def test_scores_of_one_response_are_bounded(fields: dict[str, Any], monkeypatch:
 def test_scores_that_nobody_asked_for_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "MAX_SCORES", 0)
     assert completion(prompt=["x"] * 4, n=32, max_tokens=50).prompts
+
+
+def test_a_text_that_cannot_be_told_from_special_tokens_is_a_400() -> None:
+    class Ambiguous(FakeText):
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            raise InvalidRequest("the text cannot be told from the model's special tokens")
+
+    with pytest.raises(ApiError) as caught:
+        fit(validate.completion({"prompt": "x"}, {}), Ambiguous(), CONTEXT)
+    assert (caught.value.status, caught.value.param) == (400, "prompt")

@@ -21,7 +21,7 @@ class PassageText:
         self.sampling_defaults: Mapping[str, float | int] = {}
         self.manners = ChatManners()
         self.token_bytes = passages.token_bytes
-        self.decode = passages.decode
+        self.decode = self.spell = passages.decode
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self.passages.encode_ids(text, add_special_tokens=add_special_tokens)

@@ -50,6 +50,9 @@ class TokenNames(Protocol):
 
     def token_bytes(self, token: int) -> bytes: ...
     def decode(self, tokens: Sequence[int]) -> str: ...
+    def spell(self, tokens: Sequence[int]) -> str:
+        """Their text, with the spelling of those that are no text."""
+        ...
 
 
 class PromptTokens(Protocol):

@@ -82,27 +82,39 @@ def _encoded(prompt: Prompt, asked: Validated, tokens: PromptTokens, max_model_l
     if not prompt:  # a lone token for the beginning of text would be a prompt, but nobody's wish
         raise bad_request("prompt must not be empty", "prompt")
     if isinstance(prompt, str):
-        _probe(prompt, asked, tokens, max_model_len)
-        ids = tokens.encode(prompt, add_special_tokens=asked.add_special_tokens)
+        if asked.truncate_to is None:
+            refuse_hopeless(prompt, tokens, max_model_len)
+        elif len(prompt) > MAX_TRUNCATED_CHARS:
+            raise bad_request(f"prompt must have at most {MAX_TRUNCATED_CHARS} characters to be truncated", "prompt")
+        ids = text_tokens(prompt, tokens, add_special_tokens=asked.add_special_tokens)
     elif isinstance(prompt, ChatPrompt):
-        try:
-            return tokens.encode_chat(prompt)
-        except InvalidRequest as error:
-            raise from_invalid(error) from None
+        return chat_tokens(prompt, tokens)
     else:
         ids = prompt
-        _check_range("prompt", ids, tokens.vocab_size)
+        check_token_ids("prompt", ids, tokens.vocab_size)
     if not ids:
         raise bad_request("prompt must not be empty", "prompt")
     return ids
 
 
-def _probe(text: str, asked: Validated, tokens: PromptTokens, max_model_len: int) -> None:
-    """Refuse a hopelessly long text by its beginning."""
-    if asked.truncate_to is not None:
-        if len(text) > MAX_TRUNCATED_CHARS:
-            raise bad_request(f"prompt must have at most {MAX_TRUNCATED_CHARS} characters to be truncated", "prompt")
-        return
+def text_tokens(text: str, tokens: PromptTokens, *, add_special_tokens: bool) -> list[int]:
+    """What a text is to the model; raises a 400 for one that cannot be told from the model's special tokens."""
+    try:
+        return tokens.encode(text, add_special_tokens=add_special_tokens)
+    except InvalidRequest as error:
+        raise bad_request(str(error), "prompt") from None
+
+
+def chat_tokens(prompt: ChatPrompt, tokens: PromptTokens) -> list[int]:
+    """What a chat is put to the model as; raises a 400 for one that the model's template cannot say."""
+    try:
+        return tokens.encode_chat(prompt)
+    except InvalidRequest as error:
+        raise from_invalid(error) from None
+
+
+def refuse_hopeless(text: str, tokens: PromptTokens, max_model_len: int) -> None:
+    """Raises a 400 for a hopelessly long text, by its beginning."""
     found = hopeless(
         text, max_model_len, PROBE_CHARS_PER_TOKEN, lambda part: len(tokens.encode(part, add_special_tokens=False))
     )
@@ -170,11 +182,12 @@ def _check_scores(asked: Validated, lengths: list[int], params: list[SamplingPar
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:
-    _check_range("stop_token_ids", params.stop_token_ids, vocab_size)
-    _check_range("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
-    _check_range("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
+    check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    check_token_ids("logit_bias", [token for token, _ in params.logit_bias], vocab_size)
 
 
-def _check_range(name: str, ids: Sequence[int], vocab_size: int) -> None:
+def check_token_ids(name: str, ids: Sequence[int], vocab_size: int) -> None:
+    """Raises a 400 for ids outside the vocabulary."""
     if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
         raise bad_request(f"{name}: token ids must be at least 0 and below {vocab_size}", name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from chairlift.core.errors import InvalidOption, InvalidRequest
@@ -54,6 +55,7 @@ class _ServedText:
         self.sampling_defaults = text.sampling_defaults
         self.token_bytes = text.tokenizer.token_bytes
         self.decode = text.tokenizer.decode
+        self.spell = partial(text.tokenizer.decode, skip_special_tokens=False)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

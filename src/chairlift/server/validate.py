@@ -113,7 +113,7 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
     Raises:
         ApiError: 400, naming the field.
     """
-    _refuse_unsupported(content, HARMLESS_IN_COMPLETIONS)
+    refuse_unsupported(content, HARMLESS_IN_COMPLETIONS)
     body = convert(content, CompletionBody)
     echo = bool(body.echo)
     num_kept = _num_kept(body)
@@ -155,7 +155,7 @@ def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLA
     Raises:
         ApiError: 400, naming the field.
     """
-    _refuse_unsupported(content, HARMLESS_IN_CHATS)
+    refuse_unsupported(content, HARMLESS_IN_CHATS)
     if content.get("best_of") not in (None, content.get("n") or 1):
         raise bad_request("best_of is not defined for chats", "best_of", "unsupported_parameter")
     body = convert(content, ChatBody)
@@ -185,7 +185,9 @@ def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLA
     )
 
 
-def _refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
+def refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises a 400 for a known field that would change the answer and is not supported: `harmless` says what asks for
+    nothing."""
     for name, value in content.items():
         if name in harmless and value not in harmless[name]:
             raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
