@@ -6,13 +6,11 @@ in which no character can end the element that holds it, whatever requests, tena
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-from importlib.resources import files
 
 import msgspec
 
+from chairlift.pages.build import asset, policy, style
 from chairlift.report.data import FORMAT, Page, Run
 
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -42,12 +40,9 @@ _PAGE = """<!DOCTYPE html>
 
 def to_html(runs: list[Run]) -> str:
     """The page of one run, or of two side by side."""
-    style, program = _asset("page.css"), _asset("page.js")
-    policy = (
-        f"default-src 'none'; script-src '{_digest(program)}'; style-src '{_digest(style)}'; base-uri 'none'; "
-        "form-action 'none'"
-    )
-    return _PAGE.format(policy=policy, style=style, program=program, data=to_json(runs), open=_OPEN, close=_CLOSE)
+    look, program = style("chairlift.report", "page.css"), asset("chairlift.report", "page.js")
+    rules = policy(program, look)
+    return _PAGE.format(policy=rules, style=look, program=program, data=to_json(runs), open=_OPEN, close=_CLOSE)
 
 
 def to_json(runs: list[Run]) -> str:
@@ -74,12 +69,3 @@ def from_html(text: str) -> list[Run]:
         return msgspec.json.decode(data, type=Page).runs
     except msgspec.MsgspecError as error:
         raise ValueError(f"its data is damaged: {error}") from error
-
-
-def _asset(name: str) -> str:
-    return files("chairlift.report").joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def _digest(content: str) -> str:
-    """What a policy calls an inline element."""
-    return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
