@@ -119,6 +119,7 @@ ROUTES: dict[str, Listed] = {
     "/v1/models": Listed(),
     "/v1/models/{model}": Listed(),
     "/version": Listed(),
+    "/openapi.json": Listed(),
     "/metrics": Listed(Opens.METRICS),
     "/health": Listed(Opens.ANYBODY),
     "/ready": Listed(Opens.ANYBODY),

@@ -9,22 +9,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 from urllib.parse import unquote
 
 from chairlift import __version__
 from chairlift.metrics.serving import CONTENT_TYPE
+from chairlift.server import operations
 from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
+from chairlift.server.chunks import read_chat, read_completion
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
+from chairlift.server.dialect import Read
 from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.openapi.document import Keys, document
 from chairlift.server.passes import MakeJob, Passes, Reader
 from chairlift.server.rerank import PAIR_ROUTES
+from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
@@ -36,23 +41,7 @@ _MODEL_PATH = b"/v1/models/"
 _UNKNOWN = "unknown"
 _CLOSE = (b"connection", b"close")
 
-Endpoint = Callable[[Exchange], Awaitable[None]]
 AdminEndpoint = Callable[[Exchange, EngineClient], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What answers at a path. `name` is what logs and metrics call it: paths as typed are without number."""
-
-    name: str
-    methods: dict[str, Endpoint] = field(default_factory=dict)
-    is_open: bool = False
-    """Served without an API key."""
-    is_logged: bool = True
-    is_admin: bool = False
-    """Served with an admin key only."""
-    is_metrics: bool = False
-    """Served with a metrics key, if there are such keys."""
 
 
 class App:
@@ -86,40 +75,66 @@ class App:
         self._usage_log = usage_log
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
-        self._add("/v1/completions", post, self._completions)
-        self._add("/v1/chat/completions", post, self._chat_completions)
-        for path, make_job in (PASS_ROUTES | PAIR_ROUTES).items():
-            self._add(path, post, partial(self._read, make_job))
-        self._add("/v1/models", get, self._models)
-        self._add("/version", get, self._version)
-        self._routes[b"/metrics"] = Route(
-            "/metrics", dict.fromkeys(get, self._metrics), is_logged=False, is_metrics=True
-        )
-        self._add("/health", get, self._health, is_open=True, is_logged=False)
-        self._add("/ready", get, self._ready, is_open=True, is_logged=False)
+        self._add("/v1/completions", post, self._completions, operations.COMPLETIONS)
+        self._add("/v1/chat/completions", post, self._chat_completions, operations.CHATS)
+        for path, (make_job, operation) in (PASS_ROUTES | PAIR_ROUTES).items():
+            self._add(path, post, partial(self._read, make_job), operation)
+        self._add("/v1/models", get, self._models, operations.MODELS)
+        self._add("/version", get, self._version, operations.VERSION)
+        self._add("/metrics", get, self._metrics, operations.METRICS, is_logged=False, is_metrics=True)
+        self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
+        self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
+        self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
+        self._document: bytes | None = None
+        """Made when somebody asks for it first."""
         self._unknown_route = Route(_UNKNOWN)
-        self._prefixes = {_MODEL_PATH: Route("/v1/models/{model}", dict.fromkeys(get, self._model))}
+        model = Route(
+            "/v1/models/{model}", dict.fromkeys(get, self._model), operations=dict.fromkeys(get, operations.MODEL)
+        )
+        self._prefixes = {_MODEL_PATH: model}
         """Routes of paths that begin so, where no route has the whole path."""
         if admin is not None:
             self._add_admin(admin)
 
     def _add(
-        self, path: str, methods: tuple[str, ...], endpoint: Endpoint, *, is_open: bool = False, is_logged: bool = True
+        self,
+        path: str,
+        methods: tuple[str, ...],
+        endpoint: Endpoint,
+        operation: Operation,
+        *,
+        is_open: bool = False,
+        is_logged: bool = True,
+        is_metrics: bool = False,
     ) -> None:
-        self._routes[path.encode()] = Route(path, dict.fromkeys(methods, endpoint), is_open, is_logged)
+        self._routes[path.encode()] = Route(
+            path,
+            dict.fromkeys(methods, endpoint),
+            is_open,
+            is_logged,
+            is_metrics=is_metrics,
+            operations=dict.fromkeys(methods, operation),
+        )
 
     def _add_admin(self, admin: Admin) -> None:
         def served(endpoint: AdminEndpoint) -> Endpoint:
             return lambda exchange: endpoint(exchange, self._engine()[0].client)
 
-        def reads(name: str, endpoint: AdminEndpoint) -> Route:
-            return Route(name, dict.fromkeys(("GET", "HEAD"), served(endpoint)), is_admin=True)
+        def reads(name: str, endpoint: AdminEndpoint, operation: Operation) -> Route:
+            methods = ("GET", "HEAD")
+            return Route(
+                name,
+                dict.fromkeys(methods, served(endpoint)),
+                is_admin=True,
+                operations=dict.fromkeys(methods, operation),
+            )
 
-        limits = reads(LIMITS_PATH, admin.limits)
+        limits = reads(LIMITS_PATH, admin.limits, operations.LIMITS)
         limits.methods["PATCH"] = served(admin.change_limits)
+        limits.operations["PATCH"] = operations.CHANGE_LIMITS
         self._routes[LIMITS_PATH.encode()] = limits
-        self._routes[REQUESTS_PATH.encode()] = reads(REQUESTS_PATH, admin.requests)
-        self._prefixes[REQUEST_PATH.encode()] = reads(REQUEST_PATH + "{id}", admin.request)
+        self._routes[REQUESTS_PATH.encode()] = reads(REQUESTS_PATH, admin.requests, operations.REQUESTS)
+        self._prefixes[REQUEST_PATH.encode()] = reads(REQUEST_PATH + "{id}", admin.request, operations.REQUEST)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -230,17 +245,17 @@ class App:
     # ------------------------------------------------------------ endpoints
 
     async def _completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, chat=False)
+        await self._generate(exchange, read_completion)
 
     async def _chat_completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, chat=True)
+        await self._generate(exchange, read_chat)
 
-    async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
+    async def _generate(self, exchange: Exchange, read: Read) -> None:
         self._check_open()
         exchange.used = Used()
         engine, generation = self._engine()
         with self._counted(engine.client):
-            await generation.serve(exchange, chat=chat)
+            await generation.serve(exchange, read)
 
     async def _read(self, make_job: MakeJob, exchange: Exchange) -> None:
         self._check_open()
@@ -293,6 +308,17 @@ class App:
     async def _metrics(self, exchange: Exchange) -> None:
         body = b"" if self.serving is None else self.serving[0].client.render_metrics()
         await exchange.respond(200, body, CONTENT_TYPE.encode())
+
+    async def _openapi(self, exchange: Exchange) -> None:
+        if self._document is None:
+            self._document = encode_json(self.document())
+        await exchange.respond(200, self._document)
+
+    def document(self) -> dict[str, Any]:
+        """What this server has, as an OpenAPI document."""
+        keys = Keys(api=self._access.has_keys, metrics=self._access.has_metrics_keys)
+        routes = (*self._routes.values(), *self._prefixes.values())
+        return document(routes, version=__version__, root_path=self._root.decode(), keys=keys)
 
     async def _health(self, exchange: Exchange) -> None:
         self._check_engine()

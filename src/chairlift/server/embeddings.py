@@ -11,8 +11,10 @@ from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.fields import check_range
 from chairlift.server.items import Item
 from chairlift.server.json_body import convert
+from chairlift.server.openapi.pass_answers import Classification, EmbeddingList
 from chairlift.server.outcomes import Outcome, error_json, numbers
-from chairlift.server.passes import Envelope, Job, PassFields, Reader
+from chairlift.server.passes import Envelope, Job, MakeJob, PassFields, Reader, operation
+from chairlift.server.route import Operation
 from chairlift.server.shapes import encode_json
 
 ENCODINGS = ("float", "base64")
@@ -131,4 +133,12 @@ def _listed(envelope: Envelope, data: list[dict[str, Any]], *, with_id: bool) ->
     return encode_json({"id": f"classify-{envelope.id}", "created": envelope.created} | body if with_id else body)
 
 
-PASS_ROUTES = {"/v1/embeddings": embeddings, "/embeddings": embeddings, "/classify": classify, "/v1/classify": classify}
+_EMBEDDINGS = operation("Vectors of texts. `dimensions` keeps the first of them.", EmbeddingBody, EmbeddingList)
+_CLASSIFY = operation("Labels of texts, with probabilities.", ClassifyBody, Classification)
+
+PASS_ROUTES: dict[str, tuple[MakeJob, Operation]] = {
+    "/v1/embeddings": (embeddings, _EMBEDDINGS),
+    "/embeddings": (embeddings, _EMBEDDINGS),
+    "/classify": (classify, _CLASSIFY),
+    "/v1/classify": (classify, _CLASSIFY),
+}

@@ -6,7 +6,7 @@ Text in a body is written for the client: never a path, an address or a tracebac
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -33,6 +33,23 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+class ErrorInside(TypedDict):
+    """What is wrong, for programs (`type`, `code`, `param`) and for people (`message`)."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+    estimated_wait_ms: NotRequired[int | None]
+    explanation: NotRequired[list[dict[str, Any]]]
+
+
+class ErrorBody(TypedDict):
+    """A response that is an error; in a stream, its last event."""
+
+    error: ErrorInside
 
 
 class ApiError(Exception):

@@ -31,6 +31,7 @@ from chairlift.server.identity import tenant_name
 from chairlift.server.items import Item, estimated, passage_of
 from chairlift.server.json_body import read_object
 from chairlift.server.outcomes import Outcome
+from chairlift.server.route import OF_ENGINE, Operation
 from chairlift.text.passages import Passage, PassageTokenizer
 
 MAX_ITEMS = 2048
@@ -105,6 +106,11 @@ class Reader:
 
 MakeJob = Callable[[dict[str, Any], Reader], Job]
 """Raises an ApiError for a body that is wrong in itself."""
+
+
+def operation(about: str, body: type, answer: Any) -> Operation:
+    """Of a route that reads texts."""
+    return Operation(about=about, tag="Texts", body=body, answer=answer, statuses=OF_ENGINE)
 
 
 class Passes:

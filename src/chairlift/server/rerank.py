@@ -12,8 +12,10 @@ from chairlift.server.errors import ApiError, bad_request, never_fits
 from chairlift.server.fields import MAX_INT, check_range
 from chairlift.server.items import Item
 from chairlift.server.json_body import convert
+from chairlift.server.openapi.pass_answers import RankedText, Ranking, ScoreList
 from chairlift.server.outcomes import Outcome, cosine, error_json, numbers
-from chairlift.server.passes import MAX_ITEMS, Envelope, Job, PassFields, Reader
+from chairlift.server.passes import MAX_ITEMS, Envelope, Job, MakeJob, PassFields, Reader, operation
+from chairlift.server.route import Operation
 from chairlift.server.shapes import encode_json
 
 MAX_PAIR_CHARS = 8 << 20
@@ -227,4 +229,13 @@ def _write_texts(body: RerankBody, texts: list[str], scores: list[Scored], envel
     return encode_json(results)
 
 
-PAIR_ROUTES = {"/rerank": rerank, "/v1/rerank": rerank, "/v2/rerank": rerank, "/score": score, "/v1/score": score}
+_RERANK = operation("How well texts answer a query, the best first.", RerankBody, Ranking | list[RankedText])
+_SCORE = operation("How well texts go together, pair by pair.", ScoreBody, ScoreList)
+
+PAIR_ROUTES: dict[str, tuple[MakeJob, Operation]] = {
+    "/rerank": (rerank, _RERANK),
+    "/v1/rerank": (rerank, _RERANK),
+    "/v2/rerank": (rerank, _RERANK),
+    "/score": (score, _SCORE),
+    "/v1/score": (score, _SCORE),
+}

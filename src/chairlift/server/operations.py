@@ -1,0 +1,63 @@
+"""What routes take and give, as the OpenAPI document tells it: those that no module of their own has."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from chairlift.metrics.serving import CONTENT_TYPE
+from chairlift.server.admin import LimitsBody
+from chairlift.server.openapi.admin_answers import LimitsTold, RequestList
+from chairlift.server.openapi.answers import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    CompletionChunk,
+    ModelCard,
+    ModelList,
+    StatusTold,
+    VersionTold,
+)
+from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS, ChatBody, CompletionBody
+from chairlift.server.route import OF_ENGINE, Operation, Parameter
+
+_TEXT, _SERVER, _OWNER = "Text", "Server", "Owner"
+
+COMPLETIONS = Operation(
+    about="Text that continues a prompt, as a whole or streamed.",
+    tag=_TEXT,
+    body=CompletionBody,
+    unsupported=HARMLESS_IN_COMPLETIONS,
+    answer=Completion,
+    events=CompletionChunk,
+    statuses=OF_ENGINE,
+)
+CHATS = Operation(
+    about="The next message of a conversation, as a whole or streamed.",
+    tag=_TEXT,
+    body=ChatBody,
+    unsupported=HARMLESS_IN_CHATS,
+    answer=ChatCompletion,
+    events=ChatChunk,
+    statuses=OF_ENGINE,
+)
+MODELS = Operation(about="Names that requests may use.", tag=_SERVER, answer=ModelList)
+MODEL = Operation(about="What a name stands for.", tag=_SERVER, answer=ModelCard)
+VERSION = Operation(about="The version of the server.", tag=_SERVER, answer=VersionTold)
+METRICS = Operation(about="Metrics for Prometheus.", tag=_SERVER, answer_media=CONTENT_TYPE)
+HEALTH = Operation(about="Whether the engine lives and makes progress.", tag=_SERVER, answer=StatusTold)
+READY = Operation(about="Whether requests are taken.", tag=_SERVER, answer=StatusTold)
+OPENAPI = Operation(about="This document.", tag=_SERVER, answer=dict[str, Any])
+
+LIMITS = Operation(about="The limits: configured, set, and in force.", tag=_OWNER, answer=LimitsTold)
+CHANGE_LIMITS = Operation(
+    about="Changes limits from the next step and request on.", tag=_OWNER, body=LimitsBody, answer=LimitsTold
+)
+REQUESTS = Operation(
+    about="The last requests that ended and those that are live, each with what was decided about it.",
+    tag=_OWNER,
+    answer=RequestList,
+    parameters=(Parameter("limit", Annotated[int, Meta(ge=1, le=999_999_999)], "At most so many of each."),),
+)
+REQUEST = Operation(about="Every request of an id that is live or remembered.", tag=_OWNER, answer=RequestList)
