@@ -10,7 +10,9 @@ from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
+from chairlift.core.sequence import State
 from chairlift.core.types import (
+    MAX_ABSENCES,
     CacheShape,
     FinishReason,
     LimitChange,
@@ -190,6 +192,25 @@ def test_src_vllm_16832_fastdeploy_3071_a_preempted_sequence_resumes_with_equal_
     assert engine.stats().num_preemptions >= 2
     if caching:
         assert executor.num_computed < 26 + 5 * engine.stats().num_preemptions
+
+
+def test_the_times_out_of_a_slot_are_told_for_so_many_preemptions_and_also_for_one_that_ends_there() -> None:
+    engine, _ = make_engine(block_size=4)
+    engine.add(ask(1, [1, 2], max_tokens=3 * MAX_ABSENCES))
+    (sequence,) = engine.scheduler._live[1]
+    now = 0.0
+    for number in range(MAX_ABSENCES + 4):
+        while sequence.state is not State.DECODING:
+            now += 1.0
+            engine.step(now)
+        preempt(engine.scheduler, sequence, now)
+        if number == 1:
+            absences = sequence.finish(now + 9.0, FinishReason.ABORT).decisions.absences
+            assert len(absences) == 2 and absences[1] == (now, now + 9.0)
+    (finish,) = [f for _ in range(200) if engine.has_work for f in (engine.step(now) or StepOutput()).finishes]
+    assert finish.num_preemptions == MAX_ABSENCES + 4
+    assert len(finish.decisions.absences) == MAX_ABSENCES
+    assert all(start < end for start, end in finish.decisions.absences)
 
 
 def test_the_first_in_the_order_is_never_the_victim() -> None:

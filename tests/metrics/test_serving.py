@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
-from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
-from chairlift.metrics.serving import ServingMetrics
+from chairlift.core.types import Decisions, EngineStats, Finish, FinishReason, WaitReason
+from chairlift.metrics.serving import PROMPT_SOURCES, ServingMetrics
 from chairlift.metrics.several import render_all
 
 LABELS = {"model_name": "m", "engine": "0"}
+VLLM_REASONS = ("capacity", "deferred")
 FIRST_TOKEN_LATE, END_LATE = "ttft deadline: no first token within 1 s", "e2e deadline: not finished within 1 s"
 
 
@@ -89,7 +92,7 @@ def test_who_waits_and_for_how_long_is_said_for_every_reason() -> None:
         found = samples(metrics)
         return {reason: found[f"{name}{{reason={reason}}}"] for reason in reasons}
 
-    assert set(by_reason("vllm:num_requests_waiting_by_reason").values()) == {0}
+    assert set(by_reason("chairlift:num_requests_waiting_by_reason").values()) == {0}
     metrics.on_stats(
         EngineStats(
             3, 5, 50, 0, 0, 0, 0,
@@ -98,11 +101,56 @@ def test_who_waits_and_for_how_long_is_said_for_every_reason() -> None:
         )
     )  # fmt: skip
     nobody = dict.fromkeys(reasons, 0.0)
-    assert by_reason("vllm:num_requests_waiting_by_reason") == nobody | {"blocks": 4, "tokens": 1}
+    assert by_reason("chairlift:num_requests_waiting_by_reason") == nobody | {"blocks": 4, "tokens": 1}
     assert by_reason("chairlift:queue_blocked_seconds_total") == nobody | {"blocks": 1.5}
     metrics.on_engine_dead()
-    assert by_reason("vllm:num_requests_waiting_by_reason") == nobody
+    assert by_reason("chairlift:num_requests_waiting_by_reason") == nobody
     assert by_reason("chairlift:queue_blocked_seconds_total") == nobody | {"blocks": 1.5}
+
+
+def test_those_who_wait_for_others_are_deferred_and_everybody_else_lacks_room() -> None:
+    metrics = make()
+    waiting = {reason: number for number, reason in enumerate(WaitReason, 1)}
+    metrics.on_stats(EngineStats(0, sum(waiting.values()), 0, 0, 0, 0, 0, waiting_by_reason=waiting))
+    found = samples(metrics)
+    by_reason = {reason: found[f"vllm:num_requests_waiting_by_reason{{reason={reason}}}"] for reason in VLLM_REASONS}
+    assert by_reason["deferred"] == waiting[WaitReason.BATCH] + waiting[WaitReason.PREFIX]
+    assert sum(by_reason.values()) == found["vllm:num_requests_waiting{}"] == sum(waiting.values())
+
+
+def test_prompt_tokens_have_a_source_once_their_request_ends() -> None:
+    metrics = make()
+    metrics.on_finish(finish(FinishReason.STOP))
+    metrics.on_finish(finish(FinishReason.ABORT))
+    metrics.on_finish(replace(finish(FinishReason.STOP), choice=1))  # of the same prompt
+    metrics.on_finish(finish(FinishReason.ABORT, scheduled=None))  # nothing was computed
+    found = samples(metrics)
+    assert found["vllm:prompt_tokens_cached_total{}"] == 32
+    by_source = {source: found[f"vllm:prompt_tokens_by_source_total{{source={source}}}"] for source in PROMPT_SOURCES}
+    assert by_source == {"local_compute": 28, "local_cache_hit": 32, "external_kv_transfer": 0}
+    assert found["vllm:request_prefill_kv_computed_tokens_sum{}"] == 2 * 14
+
+
+def test_a_single_pass_has_its_tokens_computed_though_no_token_came() -> None:
+    metrics = make()
+    one = replace(finish(FinishReason.STOP, output=0), first_token=None, num_cached_tokens=0)
+    metrics.on_prefilled(one.num_prompt_tokens)
+    metrics.on_finish(one)
+    found = samples(metrics)
+    assert (
+        found["vllm:prompt_tokens_by_source_total{source=local_compute}"] == found["vllm:prompt_tokens_total{}"] == 30
+    )
+    assert found["vllm:request_queue_time_seconds_count{}"] == found["vllm:e2e_request_latency_seconds_count{}"] == 1
+    assert found["vllm:request_prefill_time_seconds_count{}"] == 0
+
+
+def test_what_preemptions_cost_is_counted() -> None:
+    metrics = make()
+    metrics.on_finish(replace(finish(FinishReason.STOP), num_preemptions=3, decisions=Decisions(recomputed_tokens=70)))
+    found = samples(metrics)
+    assert found["chairlift:recomputed_tokens_total{}"] == 70
+    assert found["vllm:request_num_preemptions_bucket{le=2.0}"] == 0
+    assert found["vllm:request_num_preemptions_bucket{le=3.0}"] == 1
 
 
 def test_limits_are_those_in_force() -> None:

@@ -17,7 +17,7 @@ from chairlift.core.ordering import Waiting
 from chairlift.core.policy import Policy
 from chairlift.core.running import RunningSet, in_order
 from chairlift.core.sequence import Order, Sequence, State
-from chairlift.core.types import Chunk, Join, Limits, PreemptReason, StepPlan, WaitReason
+from chairlift.core.types import MAX_ABSENCES, Chunk, Join, Limits, PreemptReason, StepPlan, WaitReason
 from chairlift.core.waits import WaitClocks
 
 MAX_SET_ASIDE = 16
@@ -361,6 +361,8 @@ class Planner:
         sequence.peak = max(sequence.peak, num_cached)
         if sequence.preempted_at is not None:
             sequence.preempted_s += max(0.0, now - sequence.preempted_at)
+            if len(sequence.absences) < MAX_ABSENCES:
+                sequence.absences.append((sequence.preempted_at, now))
             sequence.preempted_at = None
         sequence.rank = self._rank(sequence)
         if sequence.first_scheduled is not None:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Protocol
 
 from chairlift.core.prefix import Key
-from chairlift.core.types import Decisions, Finish, FinishReason, PreemptReason, Request, WaitReason
+from chairlift.core.types import MAX_ABSENCES, Decisions, Finish, FinishReason, PreemptReason, Request, WaitReason
 
 
 class StopMatcher(Protocol):
@@ -51,6 +51,7 @@ class Sequence:
     """
 
     __slots__ = (
+        "absences",
         "ages_at",
         "awaited",
         "blocks",
@@ -156,6 +157,7 @@ class Sequence:
         self.preemptions: list[tuple[int, PreemptReason]] = []
         self.preempted_at: float | None = None
         self.preempted_s = 0.0
+        self.absences: list[tuple[float, float]] = []
         self.num_chunks = 0
         self.num_recomputed = 0
         self.peak = 0
@@ -211,8 +213,16 @@ class Sequence:
                 chunks=self.num_chunks,
                 recomputed_tokens=self.num_recomputed,
                 passed=self.passed,
+                absences=self._absences(now),
             ),
         )
+
+    def _absences(self, now: float) -> tuple[tuple[float, float], ...]:
+        """With the one that its end, `now`, found it in."""
+        ended = tuple(self.absences)
+        if self.preempted_at is None or len(ended) == MAX_ABSENCES:
+            return ended
+        return (*ended, (self.preempted_at, max(self.preempted_at, now)))
 
 
 def _known_tokens(request: Request) -> list[int]:

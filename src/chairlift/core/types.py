@@ -406,6 +406,10 @@ class PreemptReason(StrEnum):
     """A request of strictly higher priority took its slot or its blocks."""
 
 
+MAX_ABSENCES = 32
+"""Most stays out of a slot whose times are kept, of one sequence."""
+
+
 @dataclass(slots=True)
 class Decisions:
     """What was decided about one sequence, compactly; `core/explain.py` says it as a sentence.
@@ -423,6 +427,8 @@ class Decisions:
     chunks: int = 0
     recomputed_tokens: int = 0
     passed: int = 0
+    absences: tuple[tuple[float, float], ...] = ()
+    """When it was out of its slot after preemptions: (from, until), the first `MAX_ABSENCES` of them."""
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ Definitions (all times on the machine's monotonic clock; the request's arrival i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -34,6 +34,12 @@ from chairlift.metrics.histogram import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
+PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
+"""Where the keys and values of prompts come from; nothing is transferred here, and who sums up expects all three."""
+
+DEFERRED = frozenset((WaitReason.BATCH, WaitReason.PREFIX))
+"""Those who wait for others though there may be room."""
+
 
 class ServingMetrics:
     """Counters, gauges and histograms of one engine behind one HTTP server; no process globals."""
@@ -42,12 +48,15 @@ class ServingMetrics:
         self, model_name: str, max_model_len: int, num_blocks: int, block_size: int, engine: str = "0"
     ) -> None:
         self._labels = {"model_name": model_name, "engine": engine}
-        self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
+        self._cache = _cache_shape(num_blocks, block_size)
         self._num_blocks = num_blocks
 
         self.stats = EngineStats(0, 0, 0, 0, 0, 0, 0)
         """What the engine said last."""
         self.num_prompt_tokens = 0
+        self.num_prompt_tokens_by_source = dict.fromkeys(PROMPT_SOURCES, 0)
+        """Of requests whose prompt was computed, known when their first choice ends."""
+        self.num_recomputed_tokens = 0
         self.num_generation_tokens = 0
         self.num_finished = dict.fromkeys(FinishReason, 0)
         self.num_deadlines_exceeded = {"ttft": 0, "e2e": 0}
@@ -74,7 +83,9 @@ class ServingMetrics:
         self.generation_tokens = Histogram(tokens)
         self.params_n = Histogram(buckets.NUM_CHOICES)
         self.params_max_tokens = Histogram(tokens)
-        self.preemptions = Histogram(buckets.NUM_CHOICES)
+        self.computed_prompt_tokens = Histogram(tokens)
+        self.max_generation_tokens = Histogram(tokens)
+        self.preemptions = Histogram(buckets.NUM_PREEMPTIONS)
 
     # ------------------------------------------------------------ feeding
 
@@ -111,11 +122,17 @@ class ServingMetrics:
         """The end of one choice, whoever still listens to it."""
         self.num_finished[finish.reason] += 1
         self.preemptions.observe(finish.num_preemptions)
+        self.num_recomputed_tokens += finish.decisions.recomputed_tokens
+        num_computed = finish.num_prompt_tokens - finish.num_cached_tokens
+        if finish.choice == 0 and (finish.first_token is not None or finish.reason is FinishReason.STOP):
+            self.num_prompt_tokens_by_source["local_compute"] += num_computed
+            self.num_prompt_tokens_by_source["local_cache_hit"] += finish.num_cached_tokens
         if finish.reason is FinishReason.DEADLINE:
             self.num_deadlines_exceeded[missed(finish)] += 1
         if finish.reason not in (FinishReason.STOP, FinishReason.LENGTH):
             return  # a latency that somebody cut short says nothing about the engine
         self.prompt_tokens.observe(finish.num_prompt_tokens)
+        self.computed_prompt_tokens.observe(num_computed)
         self.generation_tokens.observe(finish.num_output_tokens)
         self.e2e_latency.observe(finish.finished - finish.arrival)
         if finish.first_scheduled is None:
@@ -129,6 +146,10 @@ class ServingMetrics:
         if finish.num_output_tokens > 1:
             decode_s = finish.finished - finish.first_token
             self.time_per_output_token.observe(decode_s / (finish.num_output_tokens - 1))
+
+    def on_complete(self, max_output_tokens: int) -> None:
+        """Every choice of a request that somebody waited for ended, the longest with so many tokens."""
+        self.max_generation_tokens.observe(max_output_tokens)
 
     def on_rejection(self, reason: RefusalReason) -> None:
         """Admission refused a request for now."""
@@ -148,7 +169,7 @@ class ServingMetrics:
         """Another engine takes the place of the one that died; its cache may have another size."""
         self.is_engine_up = True
         self.num_engine_restarts += 1
-        self._cache = {"num_gpu_blocks": str(num_blocks), "block_size": str(block_size)}
+        self._cache = _cache_shape(num_blocks, block_size)
         self._num_blocks = num_blocks
 
     # ------------------------------------------------------------ telling
@@ -182,18 +203,28 @@ class ServingMetrics:
             gauge = GaugeMetricFamily(name, text, labels=tuple(self._labels))
             gauge.add_metric(tuple(self._labels.values()), value)
             yield gauge
-        waiting = GaugeMetricFamily(
+        waiting = {reason: stats.waiting_by_reason.get(reason, 0) for reason in WaitReason}
+        num_deferred = sum(waiting[reason] for reason in DEFERRED)
+        yield self._by_reason(
             "vllm:num_requests_waiting_by_reason",
-            "Waiting sequences by what keeps them.",
-            labels=(*self._labels, "reason"),
+            "Waiting sequences: for room (capacity), or for others though there is room (deferred).",
+            {"capacity": sum(waiting.values()) - num_deferred, "deferred": num_deferred},
         )
-        for reason in WaitReason:
-            waiting.add_metric((*self._labels.values(), reason.value), stats.waiting_by_reason.get(reason, 0))
-        yield waiting
+        yield self._by_reason(
+            "chairlift:num_requests_waiting_by_reason", "Waiting sequences by what keeps them.", waiting
+        )
         info = self._labels | self._cache
         shape = GaugeMetricFamily("vllm:cache_config_info", "Shape of the key/value cache.", labels=tuple(info))
         shape.add_metric(tuple(info.values()), 1)
         yield shape
+
+    def _by_reason(
+        self, name: str, text: str, values: Mapping[str, float] | Mapping[WaitReason, float]
+    ) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, text, labels=(*self._labels, "reason"))
+        for reason, value in values.items():
+            family.add_metric((*self._labels.values(), str(reason)), value)
+        return family
 
     def _counters(self) -> Iterator[Metric]:
         stats = self.stats
@@ -202,7 +233,17 @@ class ServingMetrics:
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),
             ("vllm:num_preemptions", "Times a running sequence was put back.", stats.num_preemptions),
             ("vllm:prompt_tokens", "Prompt tokens of requests whose first token came.", self.num_prompt_tokens),
+            (
+                "vllm:prompt_tokens_cached",
+                "Prompt tokens taken from the prefix cache.",
+                self.num_prompt_tokens_by_source["local_cache_hit"],
+            ),
             ("vllm:generation_tokens", "Tokens generated.", self.num_generation_tokens),
+            (
+                "chairlift:recomputed_tokens",
+                "Tokens computed again after preemptions.",
+                self.num_recomputed_tokens,
+            ),
             ("chairlift:steps", "Steps that computed something.", self.step_tokens.count),
             ("chairlift:engine_restarts", "Times a lost engine was replaced.", self.num_engine_restarts),
             (
@@ -214,6 +255,8 @@ class ServingMetrics:
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):
             yield self._family(name, text, (), [((), value)])
+        sources = [((source,), count) for source, count in self.num_prompt_tokens_by_source.items()]
+        yield self._family("vllm:prompt_tokens_by_source", "Prompt tokens by where from.", ("source",), sources)
         finished = [((reason.value,), count) for reason, count in self.num_finished.items()]
         yield self._family("vllm:request_success", "Choices ended, by reason.", ("finished_reason",), finished)
         blocked = [((reason.value,), stats.waited_s.get(reason, 0.0)) for reason in WaitReason]
@@ -257,7 +300,17 @@ class ServingMetrics:
             ("vllm:request_inference_time_seconds", "From the first step to the end.", self.inference_time),
             ("vllm:iteration_tokens_total", "Tokens computed per step.", self.step_tokens),
             ("vllm:request_prompt_tokens", "Prompt tokens per choice.", self.prompt_tokens),
+            (
+                "vllm:request_prefill_kv_computed_tokens",
+                "Prompt tokens per choice that were not in the prefix cache.",
+                self.computed_prompt_tokens,
+            ),
             ("vllm:request_generation_tokens", "Output tokens per choice.", self.generation_tokens),
+            (
+                "vllm:request_max_num_generation_tokens",
+                "Output tokens of the longest choice per request.",
+                self.max_generation_tokens,
+            ),
             ("vllm:request_params_n", "Choices asked for per request.", self.params_n),
             ("vllm:request_params_max_tokens", "Output limit per request.", self.params_max_tokens),
             ("vllm:request_num_preemptions", "Preemptions per choice.", self.preemptions),
@@ -266,3 +319,11 @@ class ServingMetrics:
             family = HistogramMetricFamily(name, text, labels=tuple(self._labels))
             family.add_metric(tuple(self._labels.values()), histogram.cumulative(), histogram.sum)
             yield family
+
+
+def _cache_shape(num_blocks: int, block_size: int) -> dict[str, str]:
+    return {
+        "num_gpu_blocks": str(num_blocks),
+        "block_size": str(block_size),
+        "kv_cache_size_tokens": str(num_blocks * block_size),
+    }

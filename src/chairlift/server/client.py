@@ -83,6 +83,7 @@ class _Live:
         "arrival",
         "choices",
         "listener",
+        "max_output_tokens",
         "num_open",
         "num_prompt_tokens",
         "on_vector",
@@ -103,6 +104,8 @@ class _Live:
         self.on_vector = on_vector
         self.choices = listener.choices
         self.num_open = request.n
+        self.max_output_tokens = 0
+        """Of those of its choices that ended."""
         self.arrival = request.arrival
         self.num_prompt_tokens = len(request.prompt)
         self.prefilled = False
@@ -411,9 +414,12 @@ class EngineClient(asyncio.Protocol):
             self._left(finish)
             return
         one.num_open -= 1
+        one.max_output_tokens = max(one.max_output_tokens, finish.num_output_tokens)
         if one.num_open == 0:
             del self._live[finish.id]
             self._give_back(one)
+            if one.on_vector is None and self.metrics is not None:
+                self._count(self.metrics.on_complete, one.max_output_tokens)
         try:
             one.choices[finish.choice].finish(finish)
         except Exception:
