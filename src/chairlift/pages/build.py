@@ -20,6 +20,11 @@ def style(package: str, name: str) -> str:
     return asset("chairlift.pages", "base.css") + asset(package, name)
 
 
+def program(package: str, name: str) -> str:
+    """What the programs of all our pages use, and this page's own."""
+    return asset("chairlift.pages", "base.js") + asset(package, name)
+
+
 def policy(program: str, style: str, *rules: str) -> str:
     """The Content-Security-Policy of a page with this program and style between its tags; `rules` allow more."""
     named = (f"script-src '{_digest(program)}'", f"style-src '{_digest(style)}'")

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from chairlift.pages.build import asset, policy, style
+from chairlift.pages.build import policy, program, style
 from chairlift.report.data import FORMAT, Page, Run
 
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -40,9 +40,9 @@ _PAGE = """<!DOCTYPE html>
 
 def to_html(runs: list[Run]) -> str:
     """The page of one run, or of two side by side."""
-    look, program = style("chairlift.report", "page.css"), asset("chairlift.report", "page.js")
-    rules = policy(program, look)
-    return _PAGE.format(policy=rules, style=look, program=program, data=to_json(runs), open=_OPEN, close=_CLOSE)
+    look, acts = style("chairlift.report", "page.css"), program("chairlift.report", "page.js")
+    rules = policy(acts, look)
+    return _PAGE.format(policy=rules, style=look, program=acts, data=to_json(runs), open=_OPEN, close=_CLOSE)
 
 
 def to_json(runs: list[Run]) -> str:

@@ -1,6 +1,6 @@
-"use strict";
 // Draws the runs that stand in this page. Names come from strangers: they are only ever set as text.
 (() => {
+  const { el, seconds, count, percent } = shared;
   const runs = JSON.parse(document.getElementById("data").textContent).runs;
   const LETTERS = ["A", "B"];
   const MARGIN = { left: 56, right: 14, top: 8, bottom: 24 };
@@ -16,24 +16,8 @@
 
   // ---------------------------------------------------------------- small things
 
-  function el(tag, properties, ...children) {
-    const node = document.createElement(tag);
-    Object.assign(node, properties);
-    for (const child of children) node.append(child);
-    return node;
-  }
   const engineOf = (run) => runs[run].engines[engines[run]];
   const runName = (run) => (runs.length > 1 ? `${LETTERS[run]}: ${runs[run].name}` : runs[run].name);
-
-  function seconds(value) {
-    const size = Math.abs(value);
-    if (size === 0) return "0 s";
-    if (size < 0.001) return `${+(value * 1e6).toPrecision(3)} µs`;
-    if (size < 1) return `${+(value * 1e3).toPrecision(3)} ms`;
-    return size < 1000 ? `${+value.toPrecision(4)} s` : `${Math.round(value)} s`;
-  }
-  const count = (value) => value.toLocaleString("en-US", { maximumFractionDigits: 1 });
-  const percent = (share) => `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`;
 
   function readColors() {
     const style = getComputedStyle(document.documentElement);
