@@ -11,14 +11,14 @@ from chairlift.core.explain import missed, unnamed
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
-from chairlift.server.choices import CollectedChoice, StreamedChoice
+from chairlift.server.choices import CollectedChoice
 from chairlift.server.client import Choice, EngineClient
+from chairlift.server.dialect import Dialect
 from chairlift.server.errors import ApiError, deadline_exceeded, internal, unavailable
 from chairlift.server.explanations import explained
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
-from chairlift.server.rich_choice import RichStreamedChoice
-from chairlift.server.shapes import DONE, Shape, Usage
+from chairlift.server.shapes import Usage
 from chairlift.server.timings import Timings
 from chairlift.server.usage import Used
 from chairlift.server.validate import Presentation
@@ -56,7 +56,7 @@ class Answer:
     def __init__(
         self,
         client: EngineClient,
-        shape: Shape,
+        dialect: Dialect,
         show: Presentation,
         outlet: Outlet,
         timings: Timings | None = None,
@@ -70,7 +70,7 @@ class Answer:
         self.used = Used()
         """Also by choices that nobody waits for any longer."""
         self._client = client
-        self._shape = shape
+        self.dialect = dialect
         self._show = show
         self._ids: list[int] = []
         self._asked: Sequence[Asked] = ()
@@ -113,7 +113,7 @@ class Answer:
             self._ids.append(request.id)
             self._client.submit(request, part, ticket)
         if self._client.explanations is not None:
-            self._client.explanations.expect(self._shape.id, self._shape.created, requests)
+            self._client.explanations.expect(self.dialect.id, self.dialect.created, requests)
 
     def usage(self) -> Usage:
         """Tokens of all choices that ended."""
@@ -130,11 +130,7 @@ class Answer:
 
     def body(self) -> bytes:
         """The response, once `finished`, if it is not streamed."""
-        choices = [choice.as_json() for choice in self._collected]
-        if self._show.num_kept is not None:
-            choices = self._likeliest(choices, self._show.num_kept)
-        fields = self._asked[0].prompt_fields() if self._shape.chat else {}
-        return self._shape.body(choices, self.usage(), fields | self._metrics() | self._explanation())
+        return self.dialect.body(self._collected, self.usage, self._metrics() | self._explanation())
 
     def summary(self, arrival: float, now: float) -> str:
         """One line on what became of it, for the log."""
@@ -165,22 +161,10 @@ class Answer:
         if reader is not None:
             self._readers.append(reader)
         if not self._show.stream:
-            choice = CollectedChoice(asked, index, text, self._ended, reader)
+            choice = CollectedChoice(asked, text, self._ended, reader)
             self._collected.append(choice)
             return choice
-        if asked.is_plain:
-            return StreamedChoice(asked, index, text, self.outlet, self._ended)
-        return RichStreamedChoice(asked, index, text, self.outlet, self._ended, reader)
-
-    def _likeliest(self, choices: list[dict[str, Any]], num_kept: int) -> list[dict[str, Any]]:
-        """Of each prompt's answers the best, likeliest first, with numbers of their own."""
-        num_each = len(choices) // len(self._asked)
-        kept: list[dict[str, Any]] = []
-        for start in range(0, len(choices), num_each):
-            indices = range(start, start + num_each)
-            best = sorted(indices, key=lambda index: -self._collected[index].mean_logprob)[:num_kept]
-            kept += [choices[index] for index in best]
-        return [choice | {"index": index} for index, choice in enumerate(kept)]
+        return self.dialect.streamed(asked, index, text, self.outlet, self._ended, reader)
 
     def _ended(self, finish: Finish) -> None:
         self._reasons.add(finish.reason.value)
@@ -214,11 +198,8 @@ class Answer:
     def _complete(self) -> None:
         self.finished = True
         if self._show.stream:
-            usage, explanation = self.usage() if self._shape.include_usage else None, self._explanation()
-            if usage is not None or explanation:
-                fields = explanation if usage is None else self._metrics() | explanation
-                self.outlet.write(self._shape.totals(usage, fields))
-            self.outlet.write(DONE)
+            metrics = self._metrics() if self._show.include_usage else {}
+            self.outlet.write(self.dialect.ending(self.usage(), metrics | self._explanation()))
         self.outlet.close()
 
     def _metrics(self) -> dict[str, Any]:

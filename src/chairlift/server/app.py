@@ -18,8 +18,10 @@ from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server import operations
 from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
+from chairlift.server.chunks import read_chat, read_completion
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
+from chairlift.server.dialect import Read
 from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
@@ -243,17 +245,17 @@ class App:
     # ------------------------------------------------------------ endpoints
 
     async def _completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, chat=False)
+        await self._generate(exchange, read_completion)
 
     async def _chat_completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, chat=True)
+        await self._generate(exchange, read_chat)
 
-    async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
+    async def _generate(self, exchange: Exchange, read: Read) -> None:
         self._check_open()
         exchange.used = Used()
         engine, generation = self._engine()
         with self._counted(engine.client):
-            await generation.serve(exchange, chat=chat)
+            await generation.serve(exchange, read)
 
     async def _read(self, make_job: MakeJob, exchange: Exchange) -> None:
         self._check_open()

@@ -10,9 +10,9 @@ from chairlift.core.types import TokenLogprob
 from chairlift.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from chairlift.server.message_parts import NewId, call_id
 from chairlift.server.ports import TokenNames
-from chairlift.server.shapes import Shape
 from chairlift.server.validate import Presentation
 from chairlift.text.answers import AnswerReader
+from chairlift.text.parts import Part, Reasoning, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,6 @@ class Asked:
     """One prompt and how its answers are to be shown."""
 
     tokenizer: TokenNames
-    shape: Shape
     show: Presentation
     prompt: list[int]
     wants_logprobs: bool
@@ -50,6 +49,10 @@ class Asked:
     def has_scores(self) -> bool:
         return self.wants_logprobs or self.wants_prompt_logprobs
 
+    def shown(self, parts: list[Part]) -> list[Part]:
+        """What the client is to see of them."""
+        return [part for part in joined(parts) if self.show.include_reasoning or not isinstance(part, Reasoning)]
+
     def echo(self) -> str:
         """The prompt as text, if it is to be repeated before the answer."""
         return self.tokenizer.decode(self.prompt) if self.show.echo else ""
@@ -58,7 +61,7 @@ class Asked:
         """Scores of output tokens; `offset` is where their text begins, in characters."""
         if not self.wants_logprobs:
             return None
-        if self.shape.chat:
+        if self.show.chat:
             return chat_logprobs(self.tokenizer, scores)
         return completion_logprobs(self.tokenizer, tokens, scores, offset)
 

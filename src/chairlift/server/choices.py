@@ -7,42 +7,66 @@ an answer (end of sequence, or a stop token) has no place in its text unless the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.message_parts import message
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
-from chairlift.server.shapes import encode_json
+from chairlift.server.shapes import Shape, encode_json
 from chairlift.text.answers import AnswerReader
-from chairlift.text.parts import Part
+from chairlift.text.parts import Content, Part
 
 OnEnd = Callable[[Finish], None]
+
+
+class Voice(Protocol):
+    """Tells one answer, in events of some API; nothing may be an event."""
+
+    def opening(self) -> bytes:
+        """Before the first token."""
+        ...
+
+    def piece(self, tokens: list[int], parts: list[Part], scores: list[TokenLogprob]) -> bytes:
+        """What these tokens said; with scores, if they are wanted. Neighbours of one kind are one part."""
+        ...
+
+    def closing(self, parts: list[Part], finish: Finish) -> bytes:
+        """After the last token of a good end; `parts` were held back."""
+        ...
+
+
+def read_parts(reader: AnswerReader | None, text: str, num_tokens: int = 0) -> list[Part]:
+    """What the text of some tokens says; without a reader, all of it is content."""
+    if reader is not None:
+        return reader.push(text, num_tokens)
+    return [Content(text)] if text else []
+
+
+def last_parts(reader: AnswerReader | None, text: str) -> list[Part]:
+    """What was held back, with the text that was."""
+    return read_parts(reader, text) + ([] if reader is None else reader.finish())
 
 
 class CollectedChoice:
     """Keeps everything until the end; the text is decoded once."""
 
     __slots__ = (
-        "_asked",
         "_finish",
-        "_index",
         "_on_end",
         "_reader",
         "_scores",
         "_silent_end",
         "_text",
         "_tokens",
+        "asked",
         "heard",
         "push",
     )
 
-    def __init__(
-        self, asked: Asked, index: int, text: TokenText, on_end: OnEnd, reader: AnswerReader | None = None
-    ) -> None:
-        self._asked = asked
-        self._index = index
+    def __init__(self, asked: Asked, text: TokenText, on_end: OnEnd, reader: AnswerReader | None = None) -> None:
+        self.asked = asked
         self._text = text
         self._reader = reader
         self._on_end = on_end
@@ -57,15 +81,15 @@ class CollectedChoice:
         self._scores.append(logprob)
 
     def hold(self) -> None:
-        self._silent_end = not self._asked.includes_stop
+        self._silent_end = not self.asked.includes_stop
 
     def finish(self, finish: Finish) -> None:
         self._finish = finish
         self._on_end(finish)
 
-    def as_json(self) -> dict[str, Any]:
-        """The choice in the response's body. Called once, after a good end."""
-        asked = self._asked
+    def as_json(self, shape: Shape, index: int) -> dict[str, Any]:
+        """The choice in a response's body. Once, after a good end."""
+        asked = self.asked
         tokens, scores = self._tokens, self._scores
         reason: FinishReason = FinishReason.LENGTH
         stop_reason: int | str | None = None
@@ -76,14 +100,28 @@ class CollectedChoice:
         spoken = tokens[:-1] if self._silent_end else tokens
         more: dict[str, Any] = {"token_ids": tokens} if asked.show.return_token_ids else {}
         content: dict[str, Any]
-        if asked.shape.chat:
+        if shape.chat:
             content = {"message": self._message(spoken)}
         else:
             content = {"text": asked.echo() + self._text.push(spoken) + self._text.finish()}
             more |= asked.prompt_fields()
         logprobs = asked.echoed_logprobs(tokens, scores) if asked.show.echo else asked.logprobs(tokens, scores)
         calls = self._reader is not None and self._reader.num_calls > 0
-        return asked.shape.choice(self._index, content, logprobs, reason, stop_reason, more, calls=calls)
+        return shape.choice(index, content, logprobs, reason, stop_reason, more, calls=calls)
+
+    def tell(self, voice: Voice) -> None:
+        """Tell a voice everything, as if it had been streamed. Once, after a good end, instead of `as_json`."""
+        tokens, scores, finish = self._tokens, self._scores, self._finish
+        if finish is None:
+            raise RuntimeError("an answer is told that has not ended")
+        num_spoken = len(tokens) - self._silent_end
+        step = 1 if self._reader is not None or scores else max(1, len(tokens))
+        for start in range(0, len(tokens), step):
+            some = tokens[start : start + step]
+            spoken = some[: num_spoken - start]
+            parts = read_parts(self._reader, self._text.push(spoken), 1) if spoken else []
+            voice.piece(some, self.asked.shown(parts), scores[start : start + step])
+        voice.closing(self.asked.shown(last_parts(self._reader, self._text.finish())), finish)
 
     @property
     def mean_logprob(self) -> float:
@@ -91,7 +129,7 @@ class CollectedChoice:
         return sum(score.logprob for score in self._scores) / max(1, len(self._scores))
 
     def _message(self, tokens: list[int]) -> dict[str, Any]:
-        reader, asked = self._reader, self._asked
+        reader, asked = self._reader, self.asked
         if reader is None:
             return {"role": "assistant", "content": self._text.push(tokens) + self._text.finish()}
         parts: list[Part] = []
@@ -112,20 +150,22 @@ class StreamedChoice:
         "_on_end",
         "_opening",
         "_outlet",
+        "_shape",
         "_tail",
         "_text",
         "heard",
         "push",
     )
 
-    def __init__(self, asked: Asked, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd) -> None:
+    def __init__(self, asked: Asked, shape: Shape, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd) -> None:
         self._asked = asked
+        self._shape = shape
         self._index = index
         self._text = text
         self._outlet = outlet
         self._on_end = on_end
-        self._opening = asked.shape.opening(index)
-        self._head, self._tail = asked.shape.split(index)
+        self._opening = shape.opening(index)
+        self._head, self._tail = shape.split(index)
         self._last_tokens: list[int] = []
         self.heard: float | None = None
         self.push: Callable[[int], None] = self._push
@@ -146,6 +186,6 @@ class StreamedChoice:
     def finish(self, finish: Finish) -> None:
         if finish.reason in (FinishReason.STOP, FinishReason.LENGTH):
             rest = self._text.push(self._last_tokens[:-1]) + self._text.finish()
-            end = self._asked.shape.end(self._index, rest, finish.reason, finish.stop_reason)
+            end = self._shape.end(self._index, rest, finish.reason, finish.stop_reason)
             self._outlet.write(self._opening + end)
         self._on_end(finish)

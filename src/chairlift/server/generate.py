@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions: from a body to tokens in the engine, and from tokens to the client.
+"""Every API that asks for answers: from a body to tokens in the engine, and from tokens to the client.
 
     body -> validate -> admission -> tokens that fit -> engine ... steps ... -> text -> bytes -> client
             `-- and --------------------------'
@@ -24,6 +24,7 @@ from chairlift.server import validate
 from chairlift.server.answer import Answer
 from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
+from chairlift.server.dialect import Heading, Question, Read
 from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
@@ -35,7 +36,6 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.readers import after_thought, reader_opener, shown_texts
-from chairlift.server.shapes import Shape
 from chairlift.server.timings import Timings
 
 _LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|safety_identifier)"\s*:')
@@ -109,8 +109,8 @@ class Generation:
         for answer in list(self._answers):
             answer.fail(error)
 
-    async def serve(self, exchange: Exchange, *, chat: bool) -> None:
-        """Answer one request.
+    async def serve(self, exchange: Exchange, read: Read) -> None:
+        """Answer one request, in the way of the API whose bodies `read` reads.
 
         Raises:
             ApiError: nothing was sent yet, and this is what to send.
@@ -123,7 +123,9 @@ class Generation:
         if not _LIFTS.search(body):
             with refusals(self._engine.client.metrics, self._overload_status):
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
-        asked, nums_tokens = await here_or_on(self._pool, partial(self._prepare, body, chat), inline=inline)
+        preparing = partial(self._prepare, body, read)
+        question, nums_tokens = await here_or_on(self._pool, preparing, inline=inline)
+        asked = question.asked
         if exchange.used is not None:
             exchange.used.model = self._engine.served_names[0]
             exchange.used.tenant = tenant_name(exchange.headers, asked.user)
@@ -134,13 +136,13 @@ class Generation:
             fitted = after_thought(fitted, self._engine.text)
             for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
                 self.admission.tokenised(ticket, len(prompt))
-            await self._generate(exchange, admitted, fitted, inline)
+            await self._generate(exchange, admitted, fitted, question, inline)
         finally:
             now = self._clock()
             for ticket in admitted.tickets:
                 self.admission.ended(ticket, now)
 
-    def _prepare(self, body: bytes, chat: bool) -> tuple[validate.Validated, list[int]]:
+    def _prepare(self, body: bytes, read: Read) -> tuple[Question, list[int]]:
         """What a body asks for, and about how many tokens its prompts have; on any thread.
 
         Raises:
@@ -148,12 +150,8 @@ class Generation:
         """
         content = read_object(body)
         check_model(content, self._engine.served_names)
-        text = self._engine.text
-        if chat:
-            asked = validate.chat(content, text.sampling_defaults, text.manners)
-        else:
-            asked = validate.completion(content, text.sampling_defaults)
-        return asked, estimated_tokens(asked, self._engine.max_model_len)
+        question = read(content, self._engine.text)
+        return question, estimated_tokens(question.asked, self._engine.max_model_len)
 
     def _admit(
         self, exchange: Exchange, asked: validate.Validated, nums_tokens: list[int], principal: str, arrival: float
@@ -183,8 +181,10 @@ class Generation:
             tickets=tickets,
         )
 
-    async def _generate(self, exchange: Exchange, admitted: Admitted, fitted: Fitted, inline: bool) -> None:
-        answer, asked = self._answer(exchange, fitted)
+    async def _generate(
+        self, exchange: Exchange, admitted: Admitted, fitted: Fitted, question: Question, inline: bool
+    ) -> None:
+        answer, asked = self._answer(exchange, fitted, question)
         watcher = asyncio.create_task(self._watch(exchange, answer))
         self._answers.add(answer)
         if exchange.used is not None:
@@ -213,26 +213,18 @@ class Generation:
             answer.leave()
             exchange.note = answer.summary(admitted.arrival, self._clock())
 
-    def _answer(self, exchange: Exchange, fitted: Fitted) -> tuple[Answer, list[Asked]]:
+    def _answer(self, exchange: Exchange, fitted: Fitted, question: Question) -> tuple[Answer, list[Asked]]:
         asked, show = fitted.asked, fitted.asked.show
         label = safe_id(asked.request_id) or exchange.id
-        shape = Shape(
-            chat=show.chat,
-            id=f"chatcmpl-{label}" if show.chat else f"cmpl-{label}",
-            created=int(self._wall_clock()),
-            model=self._engine.served_names[0],
-            include_usage=show.include_usage,
-            service_tier=show.service_tier,
-        )
+        dialect = question.dialect(Heading(label, int(self._wall_clock()), self._engine.served_names[0]))
         text = self._engine.text
         has_short_ids = asked.tools is not None and asked.tools.has_short_ids
         outlet = Outlet(self._max_pending_bytes, lambda: self._overrun(exchange, answer))
         timings = Timings() if self._tells_timings else None
-        answer = Answer(self._engine.client, shape, show, outlet, timings)
+        answer = Answer(self._engine.client, dialect, show, outlet, timings)
         return answer, [
             Asked(
                 tokenizer=text,
-                shape=shape,
                 show=show,
                 prompt=prompt,
                 wants_logprobs=asked.shows_logprobs,
@@ -303,5 +295,5 @@ async def _stream(exchange: Exchange, answer: Answer) -> None:
         await outlet.wait()
         data, more = outlet.take(), not outlet.closed
         if outlet.error is not None:
-            data += outlet.error.event()
+            data += answer.dialect.failure(outlet.error)
         await exchange.write(data, more=more)

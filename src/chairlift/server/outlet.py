@@ -46,15 +46,18 @@ class Outlet:
         return bool(self._pending)
 
     def write(self, data: bytes) -> None:
-        """Keep `data` for the client; if that is too much, give the client up: nothing is kept, and `on_overrun`."""
+        """Keep `data` for the client; if too much waits already, give the client up: nothing is kept, and `on_overrun`.
+
+        One piece may be larger than the bound: an event that repeats a whole answer is nothing a client could prevent.
+        """
         if self.closed:
             return
-        self._num_pending_bytes += len(data)
-        if self._num_pending_bytes > self._max_pending_bytes and self._pending:
+        if self._num_pending_bytes > self._max_pending_bytes:
             self._pending.clear()
             self.fail(ApiError(408, "The client does not read its answer.", code="slow_reader"))
             self._on_overrun()
             return
+        self._num_pending_bytes += len(data)
         self._pending.append(data)
         if self._num_pending_bytes > MANY_BYTES and len(self._pending) > MANY_PIECES:
             self._pending[:] = [b"".join(self._pending)]

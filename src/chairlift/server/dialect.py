@@ -1,0 +1,69 @@
+"""What the making of answers does not know of an API: how it is asked, and in which words it tells the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chairlift.server.asked import Asked
+from chairlift.server.choices import CollectedChoice, OnEnd
+from chairlift.server.client import Choice
+from chairlift.server.errors import ApiError
+from chairlift.server.outlet import Outlet
+from chairlift.server.ports import ServedText, TokenText
+from chairlift.server.shapes import Usage
+from chairlift.server.validate import Validated
+from chairlift.text.answers import AnswerReader
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What a response says about itself, whatever its API calls that."""
+
+    label: str
+    """Its id, without what an API puts before."""
+    created: int
+    model: str
+
+
+class Dialect(Protocol):
+    """The words in which the answers to one request are told."""
+
+    @property
+    def id(self) -> str:
+        """Of the response, as the client sees it."""
+        ...
+
+    @property
+    def created(self) -> int: ...
+
+    def streamed(
+        self, asked: Asked, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd, reader: AnswerReader | None
+    ) -> Choice:
+        """A choice that writes its own events, up to its end."""
+        ...
+
+    def ending(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
+        """The events after the end of the last choice; `more` is told beside the usage."""
+        ...
+
+    def failure(self, error: ApiError) -> bytes:
+        """The last events of a stream that cannot be finished."""
+        ...
+
+    def body(self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]) -> bytes:
+        """All of it, where nothing was streamed; `usage` is known once the choices have been read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a body asks for, and what the answers will be told in."""
+
+    asked: Validated
+    dialect: Callable[[Heading], Dialect]
+
+
+Read = Callable[[dict[str, Any], ServedText], Question]
+"""Reads a body; on any thread. Raises an ApiError for one that is wrong in itself."""
