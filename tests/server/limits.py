@@ -39,7 +39,7 @@ class Limit:
 
 def lengthened(value: Any, count: int) -> Any:
     """A prompt of whatever shape, with so many tokens in its last part."""
-    if isinstance(value, str):
+    if value is None or isinstance(value, str):
         return "x" * count
     if isinstance(value, dict):
         name = next(name for name in ("content", "text") if name in value)
@@ -112,10 +112,10 @@ def _prompts() -> Iterator[Limit]:
     for name in ("prompt", "messages", "input", "text"):
 
         def lengthen(body: Body, name: str = name) -> Body:
-            return body | {name: lengthened(body[name], 2 * CONTEXT)}
+            return body | {name: lengthened(body.get(name), 2 * CONTEXT)}
 
         def wrong_token(body: Body, name: str = name) -> Body:
-            return body | {name: with_token(body[name], VOCAB_SIZE)}
+            return body | {name: with_token(body.get(name), VOCAB_SIZE)}
 
         yield Limit(f"tokens of {name}", (name,), lengthen)
         for what, value in (("none", []), ("null", None), ("a number", 5), ("an object", {}), ("nested", [[[1]]])):
@@ -125,6 +125,8 @@ def _prompts() -> Iterator[Limit]:
             yield Limit(f"{name}: mixed", (name,), sets(**{name: ["a", [1]]}))
             yield Limit(f"{name}: negative", (name,), sets(**{name: [1, -1]}))
             yield Limit(f"{name}: enormous", (name,), sets(**{name: [1, 2**64]}))
+    for tokens in (None, "a", [VOCAB_SIZE], [-1], [1.5], [2**64], [True], [1] * (CONTEXT + 1)):
+        yield Limit(f"tokens: {tokens!s:.30}", ("tokens",), sets(tokens=tokens))
     yield Limit("129 prompts", ("prompt",), sets(prompt=["a"] * 129))
     yield Limit("n x prompts", ("prompt", "n"), sets(prompt=["a", "b", "c"], n=64, stream=False))
     for name, others in (
@@ -259,7 +261,7 @@ BOUNDLESS = frozenset(
         "add_generation_prompt", "add_special_tokens", "continue_final_message", "echo", "explain", "ignore_eos",
         "include_reasoning", "include_stop_str_in_output", "logprobs", "parallel_tool_calls", "return_token_ids",
         "normalize", "partial", "raw_scores", "return_documents", "return_text", "truncate", "use_activation",
-        "skip_special_tokens", "stream", "stream_options", "guided_json_object",
+        "return_token_strs", "skip_special_tokens", "stream", "stream_options", "guided_json_object",
         "tool_choice",  # names one of the tools, whose number is bounded
         "guided_grammar", "guided_whitespace_pattern",  # bounded with those of structured_outputs
         "request_id",  # longer ones are not repeated: see test_surface.py

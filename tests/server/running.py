@@ -29,6 +29,7 @@ from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
 from chairlift.server.tls import server_context
+from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
@@ -115,6 +116,13 @@ class RunningServer:
             overload_status=options.overload_status,
             tells_timings=options.enable_per_request_metrics,
             sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
+        )
+        self.app.tokenizing = Tokenizing(
+            engine,
+            self._pool,
+            time.monotonic,
+            max_body_bytes=options.max_body_bytes,
+            overload_status=options.overload_status,
         )
         self.app.serving = engine, self.generation
         self.baseline_tasks = len(asyncio.all_tasks())

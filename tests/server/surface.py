@@ -16,6 +16,7 @@ from chairlift.server.app import App
 from chairlift.server.embeddings import ClassifyBody, EmbeddingBody
 from chairlift.server.protocol import ChatBody, CompletionBody
 from chairlift.server.rerank import RerankBody, ScoreBody
+from chairlift.server.tokenizing import DetokenizeBody, TokenizeBody
 
 
 class Opens(Enum):
@@ -116,6 +117,14 @@ ROUTES: dict[str, Listed] = {
     "/rerank": RERANK,
     "/v1/score": SCORE,
     "/score": SCORE,
+    "/tokenize": Listed(
+        methods=POST,
+        body={"prompt": "hi"},
+        struct=TokenizeBody,
+        ways={"strings": {"return_token_strs": True}, "chat": {"prompt": None, "messages": [USER]}},
+        exempt=dict.fromkeys(("prompt:", "messages:"), "one stands in for the other: see test_tokenizing.py"),
+    ),
+    "/detokenize": Listed(methods=POST, body={"tokens": [104, 105]}, struct=DetokenizeBody),
     "/v1/models": Listed(),
     "/v1/models/{model}": Listed(),
     "/version": Listed(),

@@ -33,6 +33,7 @@ from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
+from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
 from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
@@ -64,6 +65,8 @@ class App:
         """What reads texts for vectors, if there is a model for that."""
         self.draining = False
         self.num_generating = 0
+        self.tokenizing: Tokenizing | None = None
+        """What tells tokens of texts; there as soon as a model is served."""
         """Requests for answers that are not finished."""
         self._access = access
         self._clock = clock
@@ -84,6 +87,8 @@ class App:
         self._add("/metrics", get, self._metrics, operations.METRICS, is_logged=False, is_metrics=True)
         self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
+        self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
+        self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
         self._document: bytes | None = None
         """Made when somebody asks for it first."""
@@ -294,6 +299,12 @@ class App:
     async def _models(self, exchange: Exchange) -> None:
         models = [_model_card(engine, name) for name, engine in self._served().items()]
         await exchange.respond(200, encode_json({"object": "list", "data": models}))
+
+    async def _look_at(self, read: ReadBody, exchange: Exchange) -> None:
+        self._check_open()
+        if self.tokenizing is None:
+            raise unavailable("The model is being loaded.", "loading")
+        await self.tokenizing.serve(exchange, read)
 
     async def _model(self, exchange: Exchange) -> None:
         served = self._served()

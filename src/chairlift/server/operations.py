@@ -21,6 +21,13 @@ from chairlift.server.openapi.answers import (
 )
 from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS, ChatBody, CompletionBody
 from chairlift.server.route import OF_ENGINE, Operation, Parameter
+from chairlift.server.tokenizing import (
+    UNSUPPORTED_IN_TEXTS,
+    DetokenizeAnswer,
+    DetokenizeBody,
+    TokenizeAnswer,
+    TokenizeBody,
+)
 
 _TEXT, _SERVER, _OWNER = "Text", "Server", "Owner"
 
@@ -41,6 +48,17 @@ CHATS = Operation(
     answer=ChatCompletion,
     events=ChatChunk,
     statuses=OF_ENGINE,
+)
+TOKENIZE = Operation(
+    about="The tokens of a text or of a chat, without an answer.",
+    tag=_TEXT,
+    body=TokenizeBody,
+    unsupported=UNSUPPORTED_IN_TEXTS,
+    answer=TokenizeAnswer,
+    statuses=(404, 429),
+)
+DETOKENIZE = Operation(
+    about="The text of tokens.", tag=_TEXT, body=DetokenizeBody, answer=DetokenizeAnswer, statuses=(404, 429)
 )
 MODELS = Operation(about="Names that requests may use.", tag=_SERVER, answer=ModelList)
 MODEL = Operation(about="What a name stands for.", tag=_SERVER, answer=ModelCard)

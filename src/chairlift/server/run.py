@@ -47,6 +47,7 @@ from chairlift.server.served_text import load_served_text
 from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
 from chairlift.server.unix_socket import removed_at_end
+from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.usage_log import UsageLog
 from chairlift.text.passages import PassageTokenizer, load_passages
 from chairlift.wire import EncoderReady, Ready
@@ -266,6 +267,13 @@ class _Service:
         pool: ThreadPoolExecutor,
     ) -> Passes:
         options = self._options
+        self.app.tokenizing = Tokenizing(
+            engine,
+            pool,
+            time.monotonic,
+            max_body_bytes=options.max_body_bytes,
+            overload_status=options.overload_status,
+        )
         names = options.served_model_names if not ready.generates else ()
         reader = Reader(
             client=client,

@@ -10,10 +10,10 @@ much; beyond that nothing is told that a refusal does not tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -36,11 +36,16 @@ from chairlift.server.prompts import (
 )
 from chairlift.server.protocol import HARMLESS_IN_CHATS, ChatBody, Message, Tool
 from chairlift.server.shapes import encode_json
+from chairlift.server.structured import OFF
 from chairlift.server.tools import tool_use
 from chairlift.server.validate import refuse_unsupported
 
 MAX_CONTEXTS = 2
 """How many times the context what is counted may be."""
+
+
+UNSUPPORTED_IN_TEXTS = HARMLESS_IN_CHATS
+"""Fields of /tokenize that would change the tokens and are not supported, with the values that ask for nothing."""
 
 
 class TokenizeBody(msgspec.Struct, kw_only=True):
@@ -71,13 +76,16 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
         )
 
 
-class TokenizeAnswer(msgspec.Struct, kw_only=True):
+class TokenizeAnswer(TypedDict):
     """What a text is to the model."""
 
     count: int
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None
+
+
+_OF_CHATS = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs", "continue_final_message")
 
 
 class DetokenizeBody(msgspec.Struct, kw_only=True):
@@ -87,13 +95,13 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     tokens: list[int] | None = None
 
 
-class DetokenizeAnswer(msgspec.Struct, kw_only=True):
+class DetokenizeAnswer(TypedDict):
     """The text of tokens; special ones are spelled out."""
 
     prompt: str
 
 
-ReadBody = Callable[[dict[str, Any], Engine], msgspec.Struct]
+ReadBody = Callable[[dict[str, Any], Engine], Mapping[str, Any]]
 """From a body to the response; on any thread. Raises an ApiError for a body that is wrong."""
 
 
@@ -148,7 +156,7 @@ def tokenize(content: dict[str, Any], engine: Engine) -> TokenizeAnswer:
     Raises:
         ApiError: 400, naming the field.
     """
-    refuse_unsupported(content, HARMLESS_IN_CHATS)
+    refuse_unsupported(content, UNSUPPORTED_IN_TEXTS)
     body, text = convert(content, TokenizeBody), engine.text
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("either prompt or messages must be given", "prompt")
@@ -156,11 +164,18 @@ def tokenize(content: dict[str, Any], engine: Engine) -> TokenizeAnswer:
         chat = body.chat()
         tokens = counted_tokens(chat_prompt(chat, tool_use(chat, text.manners), text.manners), engine)
     else:
+        _refuse_of_chats(body)
         refuse_hopeless(body.prompt, text, engine.max_model_len)
         tokens = text_tokens(body.prompt, text, add_special_tokens=body.add_special_tokens is not False)
         _check_length("prompt", tokens, MAX_CONTEXTS, engine)
     strings = [token_text(text, token) for token in tokens] if body.return_token_strs else None
     return TokenizeAnswer(count=len(tokens), max_model_len=engine.max_model_len, tokens=tokens, token_strs=strings)
+
+
+def _refuse_of_chats(body: TokenizeBody) -> None:
+    for name in _OF_CHATS:
+        if getattr(body, name) not in OFF:
+            raise bad_request(f"{name} is about messages, not about a prompt", name)
 
 
 def counted_tokens(prompt: ChatPrompt, engine: Engine) -> list[int]:
