@@ -74,16 +74,19 @@ class ApiError(Exception):
         self.more = more or {}
         """Further fields of the error in the body."""
 
-    def body(self) -> bytes:
-        """The JSON body."""
-        error = {
+    def told(self) -> dict[str, Any]:
+        """The error as clients read it."""
+        return {
             "message": self.message[:MAX_MESSAGE_CHARS],
             "type": _TYPES.get(self.status, "invalid_request_error"),
             "param": self.param,
             "code": self.code,
             **self.more,
         }
-        return msgspec.json.encode({"error": error})
+
+    def body(self) -> bytes:
+        """The JSON body."""
+        return msgspec.json.encode({"error": self.told()})
 
     def event(self) -> bytes:
         """The body as an event of a stream that already began."""

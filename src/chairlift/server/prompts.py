@@ -24,6 +24,8 @@ MAX_TRUNCATED_CHARS = 1 << 20
 MAX_SCORES = 1 << 19
 """Most log-probabilities in one response, alternatives counted. Each takes some 150 bytes until all of them are sent.
 What is streamed is sent as it comes, and not counted."""
+NUM_REPETITIONS = 4
+"""How often a stream that repeats the answer at its end has the scores in it by then."""
 
 BYTES_PER_TOKEN = 4
 """Of ordinary text in ordinary vocabularies: what a text is taken for until it is encoded."""
@@ -169,9 +171,10 @@ def _check_scores(asked: Validated, lengths: list[int], params: list[SamplingPar
     for length, one in zip(lengths, params, strict=True):
         if one.prompt_logprobs is not None:
             num_scores += length * (one.prompt_logprobs + 1) * (asked.n if asked.show.echo else 1)
-        if one.logprobs is not None and not asked.show.stream:
+        if one.logprobs is not None and (asked.show.repeats_answer or not asked.show.stream):
             most = max_model_len - length if one.max_tokens is None else one.max_tokens
-            num_scores += asked.n * most * (one.logprobs + 1)
+            repeated = NUM_REPETITIONS if asked.show.stream else 1
+            num_scores += asked.n * most * (one.logprobs + 1) * repeated
     if num_scores > MAX_SCORES:
         raise never_fits(
             f"This asks for up to {num_scores} log-probabilities at once, alternatives counted; at most {MAX_SCORES} "

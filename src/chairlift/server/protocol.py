@@ -22,42 +22,13 @@ class StreamOptions(msgspec.Struct):
 class SamplingFields(StructuredFields, kw_only=True):
     """What both ways of asking share."""
 
-    model: str | None = None
     n: int | None = None
     max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
     prompt_logprobs: int | None = None
-    truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stream_interval: int | None = None
-    service_tier: str | None = None
-    metadata: dict[str, str] | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    ttft_deadline_ms: float | None = None
-    e2e_deadline_ms: float | None = None
-    explain: bool | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs, structured_outputs
+from chairlift.server.common_fields import CommonFields
 from chairlift.server.errors import ApiError, bad_request, from_invalid
 
 MAX_NAME_CHARS = 64
@@ -36,8 +37,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredFields(msgspec.Struct, kw_only=True):
-    """The fields of a body that say what form the answer has to have."""
+class StructuredFields(CommonFields, kw_only=True):
+    """Besides what all APIs share, the fields that say what form the answer has to have."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: dict[str, Any] | None = None

@@ -40,6 +40,8 @@ DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
 MAX_METADATA = 16
+MAX_METADATA_KEY_CHARS = 64
+MAX_METADATA_CHARS = 512
 MAX_STREAM_INTERVAL = 1024
 
 SERVICE_TIERS = {"auto": "default", "default": "default", "priority": "default", "scale": "default", "flex": "flex"}
@@ -78,6 +80,8 @@ class Presentation:
     """Tokens per event, from the second event on."""
     service_tier: str | None = None
     """How it is served, if that was asked for."""
+    repeats_answer: bool = False
+    """A stream ends with the whole answer, so that nothing of it may be forgotten while it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +162,15 @@ def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLA
     refuse_unsupported(content, HARMLESS_IN_CHATS)
     if content.get("best_of") not in (None, content.get("n") or 1):
         raise bad_request("best_of is not defined for chats", "best_of", "unsupported_parameter")
-    body = convert(content, ChatBody)
+    return asked_chat(convert(content, ChatBody), defaults, manners)
+
+
+def asked_chat(body: ChatBody, defaults: Defaults, manners: ChatManners = PLAIN) -> Validated:
+    """A chat, in whichever API it came.
+
+    Raises:
+        ApiError: 400, naming the field as chats call it.
+    """
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
@@ -319,6 +331,12 @@ def _validated(
     check_priority_and_cut(body.priority, body.truncate_prompt_tokens)
     if len(body.metadata or ()) > MAX_METADATA:
         raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
+    for key, value in (body.metadata or {}).items():
+        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_CHARS:
+            raise bad_request(
+                f"metadata: a key may have {MAX_METADATA_KEY_CHARS} characters and a value {MAX_METADATA_CHARS}",
+                "metadata",
+            )
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
         raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
     return Validated(
