@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from chairlift.core.admission import Admission, AdmissionLimits, RefusalReason
+from chairlift.core.allowances import OwnLimits
 from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
 from chairlift.core.tickets import Ticket
-from chairlift.core.types import EngineStats
+from chairlift.core.types import BACKGROUND_PRIORITY, EngineStats
 
 CAPS = (
     "max_num_queued_reqs",
@@ -509,3 +510,35 @@ def test_a_cap_must_let_somebody_in() -> None:
     with pytest.raises(InvalidOption):
         AdmissionLimits(max_num_reqs_per_principal=0)
     assert AdmissionLimits(max_num_queued_reqs=0).max_num_queued_reqs == 0
+
+
+# ---------------------------------------------------------------- the background
+
+
+def test_the_background_takes_nobodys_place_and_has_no_caps() -> None:
+    admission = make(slots=2, **dict.fromkeys(CAPS, 2))
+    waiting = [one(admission, "a", 50, priority=BACKGROUND_PRIORITY) for _ in range(20)]
+    fill_slots(admission)
+    assert counts(admission) == (2, 0, 0, 1)
+    assert admission.num_background == 20
+    own = [one(admission, "a"), one(admission, "a")]
+    assert refusal(admission, "a").reason == RefusalReason.MAX_NUM_REQS_PER_PRINCIPAL
+    for ticket in waiting:
+        admission.tokenised(ticket, 7)
+        admission.started(ticket, 1.0)
+        admission.ended(ticket, 2.0)
+        admission.ended(ticket, 2.0)
+    assert admission.num_background == 0
+    assert admission._background.num_queued_tokens == 0
+    assert counts(admission) == (4, 2, 2, 2)
+    for ticket in own:
+        admission.ended(ticket, 3.0)
+
+
+def test_the_background_uses_up_a_minute_like_anything_else() -> None:
+    admission = make()
+    admission.set_own_limits({"a": OwnLimits(max_reqs_per_minute=2)})
+    for _ in range(2):
+        one(admission, "a", priority=BACKGROUND_PRIORITY)
+    for priority in (0, BACKGROUND_PRIORITY):
+        assert refusal(admission, "a", priority=priority).reason == RefusalReason.MAX_REQS_PER_MINUTE

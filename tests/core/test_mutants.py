@@ -17,6 +17,7 @@ from types import CodeType, FunctionType, ModuleType
 import pytest
 
 from chairlift.core import (
+    background,
     batching,
     blocks,
     deadlines,
@@ -30,7 +31,7 @@ from chairlift.core import (
     sequence,
     waits,
 )
-from core import test_block_keys, test_fairness, test_precedence, test_scheduler
+from core import test_background, test_block_keys, test_fairness, test_precedence, test_scheduler
 from core.swarm import run
 
 NUM_SEEDS = 60
@@ -490,7 +491,7 @@ MUTANTS = [
     ),
     Mutant("a preempted sequence is never queued", planner, "self._waiting.push(sequence, now)\n", "\n"),
     Mutant(
-        "equals are preempted for priority", planner, "if s.order[0] > head.order[0]", "if s.order[0] >= head.order[0]"
+        "equals are preempted for priority", planner, "least = max(head.order[0] + 1,", "least = max(head.order[0],"
     ),
     Mutant(
         "one is preempted although it does not help",
@@ -648,6 +649,42 @@ MUTANTS = [
         "sequence.num_cached = num_cached\n        if sequence.first_scheduled is not None:\n            return",
     ),
     Mutant("owners in flight are miscounted", scheduler, "self._service.leave(sequence)", "pass"),
+    # ------------------------------------------------ the background
+    Mutant(
+        "the background keeps its slots",
+        background,
+        "background[0 if keeps_none else MAX_HELD_BACK_SEQS :]",
+        "[]",
+        test_background.test_with_others_a_few_go_on_and_who_comes_has_a_slot_at_once,
+    ),
+    Mutant(
+        "the background joins beside others as it likes",
+        background,
+        ">= MAX_HELD_BACK_SEQS",
+        ">= 100",
+        test_background.test_with_others_a_few_go_on_and_who_comes_has_a_slot_at_once,
+    ),
+    Mutant(
+        "prompts of the background fill steps of others",
+        planner,
+        "MAX_HELD_BACK_TOKENS - self._num_background_tokens(plan)",
+        "100",
+        test_background.test_its_prompts_are_small_pieces_of_steps_that_others_take_part_in,
+    ),
+    Mutant(
+        "the background ages",
+        ordering,
+        "and sequence.order[0] < BACKGROUND_PRIORITY",
+        "and True",
+        test_background.test_it_does_not_age,
+    ),
+    Mutant(
+        "the background is held back when it is alone",
+        background,
+        "return any(not is_background(sequence) for sequence in running.live())",
+        "return True",
+        test_background.test_alone_it_may_use_everything,
+    ),
 ]
 
 

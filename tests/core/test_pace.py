@@ -38,6 +38,14 @@ def test_slots_are_free_only_where_nobody_waits() -> None:
     assert (pace.num_free, pace.max_num_seqs) == (1, 2)
 
 
+def test_the_background_is_no_crowd_and_its_slots_are_free() -> None:
+    pace = Pace(4)
+    pace.observe(stats(4, 7, num_background_running=3, num_background_waiting=7), 1.0)
+    assert pace.num_free == 3
+    pace.observe(stats(4, 7, num_background_running=1, num_background_waiting=6), 1.1)
+    assert pace.num_free == 0
+
+
 def test_who_joins_with_the_next_step_is_no_crowd() -> None:
     pace = Pace(4)
     waiting: Any = {WaitReason.STEP: 2}

@@ -13,6 +13,8 @@ A full queue must not keep out those who would be served before most of it: urge
 work, a modest user behind a greedy one. They may enter until the queue is a quarter over its caps. A modest tenant of a
 greedy principal may go half as far: whatever names a client makes up, the rest is for others.
 
+The background (`core/background.py`) queues behind everybody and is in nobody's way: it is not counted here.
+
 A principal may have caps of its own instead of those for everybody, and so many requests and tokens a minute.
 """
 
@@ -29,7 +31,7 @@ from chairlift.core.errors import InvalidOption, NeverFits, Overloaded
 from chairlift.core.pace import Pace
 from chairlift.core.policy import OrderName
 from chairlift.core.tickets import Key, Place, Tally, Ticket, Who
-from chairlift.core.types import EngineStats
+from chairlift.core.types import BACKGROUND_PRIORITY, EngineStats
 
 DEFAULT_MAX_NUM_QUEUED_REQS = 1024
 """Of a server that was told nothing. Eight times the default number of slots: longer than anybody waits; a queue
@@ -102,6 +104,7 @@ class Admission:
         self._max_num_seqs = max_num_seqs
         self._pace = Pace(max_num_seqs)
         self._all = Tally()
+        self._background = Tally()
         self._nobody = Tally()
         self._principals: dict[str, Tally] = {}
         self._tenants: dict[tuple[str, str], Tally] = {}
@@ -118,6 +121,11 @@ class Admission:
     def num_queued(self) -> int:
         """Sequences admitted that have not taken a slot."""
         return self._all.num_queued
+
+    @property
+    def num_background(self) -> int:
+        """Sequences of the background that are admitted and have not ended; they are in none of the other counts."""
+        return self._background.num_live
 
     @property
     def num_queued_tokens(self) -> int:
@@ -180,6 +188,8 @@ class Admission:
         """
         if not nums_tokens:
             return []
+        if priority >= BACKGROUND_PRIORITY:
+            return self._admit_background(principal, tenant, nums_tokens, n, priority, now)
         deadline = min(_or_never(ttft_deadline), _or_never(e2e_deadline))
         who, key = (principal, tenant), self._key(priority, deadline)
         self._check_rates(principal, sum(nums_tokens), now)
@@ -211,6 +221,19 @@ class Admission:
             tickets.append(ticket)
         return tickets
 
+    def _admit_background(
+        self, principal: str, tenant: str, nums_tokens: Sequence[int], n: int, priority: int, now: float
+    ) -> list[Ticket]:
+        """Nobody waits for the background, so it takes no places and there are no caps on it: whoever sends it bounds
+        it. What a principal uses in a minute counts all the same."""
+        self._check_rates(principal, sum(nums_tokens), now)
+        self._allowances.enter(principal, sum(nums_tokens), now)
+        tickets = [Ticket(principal, tenant, n, num_tokens, (priority, 0.0, 0), False) for num_tokens in nums_tokens]
+        for ticket in tickets:
+            self._background.num_live += n
+            self._background.queue(ticket, 1)
+        return tickets
+
     def tokenised(self, ticket: Ticket, num_tokens: int) -> None:
         """The prompt has so many tokens: the count is put right, and nobody is refused for it any more."""
         self._allowances.correct(ticket.principal, num_tokens - ticket.num_tokens)
@@ -222,8 +245,10 @@ class Admission:
             for tally in tallies:
                 tally.queue(ticket, 1)
 
-    def _tallies(self, ticket: Ticket) -> tuple[Tally, Tally, Tally]:
+    def _tallies(self, ticket: Ticket) -> tuple[Tally, ...]:
         """Everything that counts it: everybody's, its principal's and its tenant's."""
+        if ticket.is_background:
+            return (self._background,)
         return self._all, self._principals[ticket.principal], self._tenants[ticket.principal, ticket.tenant]
 
     # ------------------------------------------------------------ through
@@ -246,12 +271,14 @@ class Admission:
             return
         if ticket.place is Place.QUEUED:
             self._leave_line(ticket)
-        else:
+        elif not ticket.is_background:
             self._pace.left(ticket.num_seqs, max(0.0, now - ticket.started))
         ticket.place = Place.GONE
-        _, own, part = tallies = self._tallies(ticket)
-        for tally in tallies:
+        for tally in self._tallies(ticket):
             tally.num_live -= ticket.num_seqs
+        if ticket.is_background:
+            return
+        own, part = self._principals[ticket.principal], self._tenants[ticket.principal, ticket.tenant]
         if not part.num_live:
             own.num_tenants -= 1
             del self._tenants[ticket.principal, ticket.tenant]
@@ -259,7 +286,8 @@ class Admission:
             del self._principals[ticket.principal]
 
     def _leave_line(self, ticket: Ticket) -> None:
-        del self._line[bisect_left(self._line, ticket.key)]
+        if not ticket.is_background:
+            del self._line[bisect_left(self._line, ticket.key)]
         for tally in self._tallies(ticket):
             tally.queue(ticket, -1)
 

@@ -16,6 +16,7 @@ from math import inf, nextafter
 from typing import Protocol
 
 from chairlift.core.sequence import Sequence
+from chairlift.core.types import BACKGROUND_PRIORITY
 
 
 class Line(Protocol):
@@ -76,7 +77,8 @@ class Waiting:
     """The queue: a line for each level of priority, and ageing between them.
 
     A sequence that has waited `ageing_s` at its level moves up to the next better level that somebody waits at; above
-    the best of them it never rises, so that ageing bounds the wait of the last and changes nothing among equals.
+    the best of them it never rises, so that ageing bounds the wait of the last and changes nothing among equals. The
+    background does not age.
     """
 
     __slots__ = ("_ageing_s", "_dues", "_levels", "_lines", "_make_line", "_num_pushed", "_num_waiting", "num_seqs")
@@ -111,6 +113,17 @@ class Waiting:
     def best_level(self) -> int:
         """The best level of those who wait. Somebody waits."""
         return self._levels[0]
+
+    @property
+    def has_background(self) -> bool:
+        """Whether any wait that give way to everybody else."""
+        return bool(self._levels) and self._levels[-1] >= BACKGROUND_PRIORITY
+
+    @property
+    def num_background(self) -> int:
+        """Those who wait, with their choices, that give way to everybody else."""
+        levels = [level for level in self._levels if level >= BACKGROUND_PRIORITY]
+        return sum(1 + len(s.siblings) for level in levels for s in self._lines[level])
 
     def push(self, sequence: Sequence, now: float) -> None:
         """Queue a sequence at its level."""
@@ -163,7 +176,7 @@ class Waiting:
             self._levels.remove(level)
 
     def _set_due(self, sequence: Sequence, now: float) -> None:
-        if self._ageing_s > 0:
+        if self._ageing_s > 0 and sequence.order[0] < BACKGROUND_PRIORITY:
             self._num_pushed += 1
             # Later than now, however short the period is beside the clock's last digit: or it would be due for ever.
             sequence.ages_at = max(now + self._ageing_s, nextafter(now, inf))

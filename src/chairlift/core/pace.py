@@ -20,7 +20,7 @@ SERVICE_SHARE = 1 / 32
 
 
 class Pace:
-    """Rates of one engine. Constant time and memory, whatever is served."""
+    """Rates of one engine, for all but the background, which gives way. Takes constant time and memory."""
 
     __slots__ = (
         "_crowded_s",
@@ -68,11 +68,12 @@ class Pace:
         self._last = now
         if stats.max_num_seqs:
             self.max_num_seqs = stats.max_num_seqs
-        self._num_running = stats.num_running
+        num_running = self._num_running = stats.num_running - stats.num_background_running
+        num_waiting = stats.num_waiting - stats.num_background_waiting
         # Where nobody runs, those who wait are about to take their slots, be it when a batch is full.
-        num_soon = stats.waiting_by_reason.get(WaitReason.STEP, 0) if stats.num_running else stats.num_waiting
-        self._is_crowded = stats.num_waiting > num_soon
-        self.num_free = 0 if self._is_crowded else max(0, self.max_num_seqs - stats.num_running)
+        num_soon = stats.waiting_by_reason.get(WaitReason.STEP, 0) if num_running else num_waiting
+        self._is_crowded = num_waiting > num_soon
+        self.num_free = 0 if self._is_crowded else max(0, self.max_num_seqs - num_running)
         if stats.prefix_queries:
             self._hit_share = stats.prefix_hits / stats.prefix_queries
         if stats.step_s > 0 and 2 * stats.num_step_tokens >= stats.max_num_batched_tokens > 0:

@@ -9,15 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from chairlift.core.background import MAX_HELD_BACK_TOKENS, is_background, is_full, is_held_back, surplus
 from chairlift.core.batching import make_batching
 from chairlift.core.controller import Controller
 from chairlift.core.fairness import Service
 from chairlift.core.kv import KVCache
 from chairlift.core.ordering import Waiting
 from chairlift.core.policy import Policy
-from chairlift.core.running import RunningSet, in_order
+from chairlift.core.running import LOWEST_LEVEL, RunningSet, in_order
 from chairlift.core.sequence import Order, Sequence, State
-from chairlift.core.types import MAX_ABSENCES, Chunk, Join, Limits, PreemptReason, StepPlan, WaitReason
+from chairlift.core.types import (
+    BACKGROUND_PRIORITY,
+    MAX_ABSENCES,
+    Chunk,
+    Join,
+    Limits,
+    PreemptReason,
+    StepPlan,
+    WaitReason,
+)
 from chairlift.core.waits import WaitClocks
 
 MAX_SET_ASIDE = 16
@@ -79,17 +89,26 @@ class Planner:
         self._service = service
         self._prefill_first = policy.prefill_first or self.batching.holds
         # Nobody gives way to one that a rule might keep out all the same.
-        self._preempts_for_slots = (
-            policy.scheduling_policy != "fcfs" and not self.batching.holds and self.join_rule is None
-        )
+        self.may_preempt = not self.batching.holds and self.join_rule is None
+        """Whether those who run may ever have to give way to better levels."""
+        self._least_victim_level = BACKGROUND_PRIORITY if policy.scheduling_policy == "fcfs" else LOWEST_LEVEL
+        """Only from there on does anybody give way to who is of a better level."""
+        self.holds_back = False
+        """Whether the background gives way to others in this step."""
+        self.lacks_room = False
+        """Whether any of those others lacked a slot or blocks in the last one."""
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Put into an empty plan what the next step computes; it stays empty if there is nothing to do."""
         running = self._running
         self.chunked, self.joined = [], []
         running.sort_prefilling()
-        if self._preempts_for_slots and self._waiting and self._waiting.best_level < running.worst_level:
+        if self.may_yield:
             self._yield_to_priority(now)
+            running.sort_prefilling()
+        self.holds_back = not self.batching.holds and is_held_back(running, self._waiting)
+        if self.holds_back:
+            self._hold_back(now)
             running.sort_prefilling()
         num_preemptions = self.num_preemptions
         if self._prefill_first:
@@ -100,6 +119,8 @@ class Planner:
         else:
             self._fill_decodes(plan, now)
             self._fill_prefill(plan, now, num_preemptions)
+        others_wait = self.holds_back and self._waiting and self._waiting.best_level < BACKGROUND_PRIORITY
+        self.lacks_room = bool(others_wait) and self.waits_for in (WaitReason.SLOTS, WaitReason.BLOCKS)
         if self._kv.pool.num_repeats:
             plan.num_shared_context_tokens = min(self._kv.num_shared_tokens, plan.num_context_tokens)
 
@@ -109,6 +130,14 @@ class Planner:
         if self.set_aside:
             return self.set_aside[0][1]
         return self.blocked_by or WaitReason.STEP
+
+    @property
+    def may_yield(self) -> bool:
+        """Whether those who run may have to give way to those who wait, whoever else does."""
+        if not self.may_preempt or not self._waiting:
+            return False
+        worst = self._running.worst_level
+        return self._waiting.best_level < worst and worst >= self._least_victim_level
 
     # ------------------------------------------------------------ decodes
 
@@ -175,6 +204,8 @@ class Planner:
         count = min(lacking, budget)
         if self.policy.enable_chunked_prefill or not in_prompt:
             count = self._cut(plan, start, count)
+            if self.holds_back and is_background(sequence):
+                count = min(count, MAX_HELD_BACK_TOKENS - self._num_background_tokens(plan))
         elif count < lacking:
             return 0
         if count <= 0:
@@ -250,6 +281,9 @@ class Planner:
         promised = sum(self._num_needed(s) - len(s.blocks) for s in self._running.prefilling)
         while (sequence := waiting.peek(now)) is not None:
             if before is not None and not self._goes_before(sequence, before):
+                break
+            if self.holds_back and is_background(sequence) and self._is_background_full():
+                self.blocked_by = WaitReason.SLOTS
                 break
             matched = self._kv.match(sequence)
             num_needed = self._num_needed(sequence)
@@ -410,7 +444,8 @@ class Planner:
         promised = sum(self._num_needed(s) - len(s.blocks) for s in running.prefilling)
         promised += len(self.needs_block)  # decoding rows come first
         while (head := waiting.peek(now)) is not None and len(heads) < MAX_SET_ASIDE:
-            victims = [s for s in running.live() if s.order[0] > head.order[0]]
+            least = max(head.order[0] + 1, self._least_victim_level)
+            victims = [s for s in running.live() if s.order[0] >= least]
             matched = kv.match(head)
             if not victims or kv.is_coming(head, len(matched)):
                 break
@@ -431,6 +466,26 @@ class Planner:
             heads.append(head)
         for head in heads:
             waiting.push_back(head)
+
+    def _hold_back(self, now: float) -> None:
+        """All but a few of the background give their slots to whoever else is there.
+
+        All of it, if somebody lacked a slot or blocks in the last step.
+        """
+        gone = surplus(self._running, keeps_none=self.lacks_room)
+        if gone:
+            others = (s for s in (*self._running.live(), *self._waiting) if not is_background(s))
+            by = min(others, key=in_order)
+            for sequence in reversed(gone):
+                self._preempt(sequence, by, PreemptReason.PRIORITY, now)
+
+    def _is_background_full(self) -> bool:
+        """Whether no more of it may join: enough run, or somebody else cannot."""
+        return is_full(self._running) or any(not is_background(one) for one, _ in self.set_aside)
+
+    def _num_background_tokens(self, plan: StepPlan) -> int:
+        """Prompt tokens of the background that are in the plan."""
+        return sum(chunk.count for chunk, one in zip(plan.chunks, self.chunked, strict=True) if is_background(one))
 
     def _num_forking(self, sequence: Sequence) -> int:
         return sum(1 for s in sequence.siblings if s.state is State.FORKING)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+from chairlift.core.background import is_there
 from chairlift.core.running import in_order
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import Sequence, State
@@ -122,7 +123,10 @@ def _is_quiet(scheduler: Scheduler, token: int) -> bool:
     running = scheduler._running
     if scheduler._planned is not None or scheduler._ended.finishes or scheduler.controller.is_active:
         return False
-    if running.has_changed and scheduler._waiting and scheduler._planner._preempts_for_slots:
+    if is_there(running, scheduler._waiting):
+        return False  # the next step weighs the background against whoever else is there
+    yields = scheduler.policy.scheduling_policy != "fcfs" and scheduler._planner.may_preempt
+    if running.has_changed and scheduler._waiting and yields:
         return False  # the next step weighs those who wait against who ran in the last one
     running.refresh_decoding()
     rows = running.decoding

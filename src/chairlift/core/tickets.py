@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from chairlift.core.types import BACKGROUND_PRIORITY
+
 Key = tuple[int, float, int]
 """Priority, deadline, serial number: less is served earlier."""
 
@@ -22,7 +24,17 @@ class Place(Enum):
 class Ticket:
     """One request's place, from admission to its end; only `Admission` changes it."""
 
-    __slots__ = ("is_seated", "key", "num_seqs", "num_tokens", "place", "principal", "started", "tenant")
+    __slots__ = (
+        "is_background",
+        "is_seated",
+        "key",
+        "num_seqs",
+        "num_tokens",
+        "place",
+        "principal",
+        "started",
+        "tenant",
+    )
 
     def __init__(self, principal: str, tenant: str, num_seqs: int, num_tokens: int, key: Key, is_seated: bool) -> None:
         self.principal = principal
@@ -33,6 +45,7 @@ class Ticket:
         self.key = key
         self.is_seated = is_seated
         """A slot was free for it when it came."""
+        self.is_background = key[0] >= BACKGROUND_PRIORITY
         self.place = Place.QUEUED
         self.started = 0.0
 

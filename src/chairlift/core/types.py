@@ -17,6 +17,9 @@ from typing import Any, Literal, TypeGuard
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs, structured_outputs
 
+BACKGROUND_PRIORITY = 1 << 31
+"""From here on a request gives way to whoever is better (`core/background.py`). No client can ask for such a one."""
+
 MAX_LOGPROBS = 20
 """Most alternatives per token that a request may ask for."""
 
@@ -487,6 +490,9 @@ class EngineStats:
     num_step_rows: int = 0
     """Rows that sampled in the last step."""
     step_s: float = 0.0
+    num_background_running: int = 0
+    num_background_waiting: int = 0
+    """Of those above, the ones that give way to everybody else."""
 
 
 @dataclass(slots=True)

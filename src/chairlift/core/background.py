@@ -1,0 +1,48 @@
+"""The background: requests that run on what others leave, however many of them there are.
+
+By itself it may use everything. As soon as anybody else is there, waiting or running, only a few of its sequences keep
+their slots, and a step holds little of their prompts; while others lack slots or blocks, none of it has any. What is
+taken away goes on later where it was, like after any preemption. It never ages: it has all day.
+"""
+
+from __future__ import annotations
+
+from chairlift.core.ordering import Waiting
+from chairlift.core.running import RunningSet, in_order
+from chairlift.core.sequence import Sequence
+from chairlift.core.types import BACKGROUND_PRIORITY
+
+MAX_HELD_BACK_SEQS = 2
+"""So many of the background run while others are there: rows cost a step little, and it must not stand still."""
+MAX_HELD_BACK_TOKENS = 32
+"""Of its prompts, in a step that others take part in."""
+
+
+def is_background(sequence: Sequence) -> bool:
+    """Whether a sequence belongs to it."""
+    return sequence.order[0] >= BACKGROUND_PRIORITY
+
+
+def is_there(running: RunningSet, waiting: Waiting) -> bool:
+    """Whether there is any of it."""
+    return running.worst_level >= BACKGROUND_PRIORITY or waiting.has_background
+
+
+def is_held_back(running: RunningSet, waiting: Waiting) -> bool:
+    """Whether there is any of it, and anybody else."""
+    if not is_there(running, waiting):
+        return False
+    if waiting and waiting.best_level < BACKGROUND_PRIORITY:
+        return True
+    return any(not is_background(sequence) for sequence in running.live())
+
+
+def surplus(running: RunningSet, *, keeps_none: bool) -> list[Sequence]:
+    """Those that give up their slots while it is held back: all but the first, or with `keeps_none` all."""
+    background = sorted(filter(is_background, running.live()), key=in_order)
+    return background[0 if keeps_none else MAX_HELD_BACK_SEQS :]
+
+
+def is_full(running: RunningSet) -> bool:
+    """Whether no more of it may join while it is held back."""
+    return sum(map(is_background, running.live())) >= MAX_HELD_BACK_SEQS
