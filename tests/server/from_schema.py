@@ -11,7 +11,7 @@ ANNOTATIONS = {"title", "description", "default", "examples", "deprecated"}
 KNOWN = ANNOTATIONS | {
     "$ref", "anyOf", "enum", "const", "type", "properties", "required", "additionalProperties", "items", "prefixItems",
     "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength", "minItems", "maxItems",
-    "maxProperties", "minProperties", "pattern", "discriminator",
+    "maxProperties", "minProperties", "pattern", "propertyNames", "not",
 }  # fmt: skip
 MAX_DEPTH = 4
 LARGE = 2**63
@@ -40,6 +40,9 @@ def valid(schema: Schema, components: Schema, depth: int = 0) -> st.SearchStrate
         raise ValueError(f"keywords that are not known here: {sorted(unknown)}")
     if "$ref" in schema:
         return valid(components[schema["$ref"].rpartition("/")[2]], components, depth + 1)
+    if "not" in schema:
+        others = {name: value for name, value in schema.items() if name != "not"}
+        return valid(others, components, depth).filter(lambda value: value != schema["not"]["const"])
     if "anyOf" in schema:
         return st.one_of(*(valid(one, components, depth) for one in schema["anyOf"]))
     if "enum" in schema:
@@ -98,8 +101,9 @@ def _object(schema: Schema, components: Schema, depth: int) -> st.SearchStrategy
         return st.fixed_dictionaries(few, optional=more)
     others = schema.get("additionalProperties", {})
     inner = anything() if isinstance(others, bool) else valid(others, components, depth + 1)
+    names = valid({"type": "string", **schema.get("propertyNames", {})}, components, depth + 1)
     least = schema.get("minProperties", 0)
-    return st.dictionaries(st.text(max_size=6), inner, min_size=least, max_size=least + 3)
+    return st.dictionaries(names, inner, min_size=least, max_size=least + 3)
 
 
 _OF_TYPE: dict[str, Callable[[Schema, Schema, int], st.SearchStrategy[Any]]] = {

@@ -8,10 +8,11 @@ import pytest
 
 from chairlift.core.types import SamplingParams
 from chairlift.server import validate
+from chairlift.server.bounds import MAX_CHOICES
 from chairlift.server.errors import ApiError
 from chairlift.server.ports import ChatManners, ChatPrompt
 from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS
-from chairlift.server.validate import MAX_CHOICES, Validated
+from chairlift.server.validate import Validated
 
 USER = [{"role": "user", "content": "hi"}]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import fields, replace
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
 import msgspec
@@ -15,6 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from chairlift.core.admission import AdmissionLimits
 from chairlift.core.types import LimitChange
+from chairlift.server.bounds import tells
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.exchange import Exchange
@@ -39,19 +40,24 @@ _SEQS, _TOKENS = "max_num_seqs", "max_num_batched_tokens"
 _THRESHOLD = "long_prefill_token_threshold"
 
 
-class LimitsBody(msgspec.Struct):
+UpToStart = Annotated[int, tells("At most what the server was started with.", minimum=1)]
+Objective = Annotated[float, tells("0 is none.", minimum=0, maximum=MAX_OBJECTIVE_MS)]
+Cap = Annotated[int, tells(minimum=0, maximum=MAX_INT)]
+
+
+class LimitsBody(msgspec.Struct, forbid_unknown_fields=True):
     """PATCH /admin/limits; what is left out stays as it is, and null lifts a cap."""
 
-    max_num_seqs: int | UnsetType = UNSET
-    max_num_batched_tokens: int | UnsetType = UNSET
-    long_prefill_token_threshold: int | UnsetType = UNSET
-    itl_objective_ms: float | UnsetType = UNSET
-    ttft_objective_ms: float | UnsetType = UNSET
-    max_num_queued_reqs: int | UnsetType | None = UNSET
-    max_num_queued_tokens: int | UnsetType | None = UNSET
-    max_num_queued_reqs_per_principal: int | UnsetType | None = UNSET
-    max_num_queued_tokens_per_principal: int | UnsetType | None = UNSET
-    max_num_reqs_per_principal: int | UnsetType | None = UNSET
+    max_num_seqs: UpToStart | UnsetType = UNSET
+    max_num_batched_tokens: UpToStart | UnsetType = UNSET
+    long_prefill_token_threshold: Cap | UnsetType = UNSET
+    itl_objective_ms: Objective | UnsetType = UNSET
+    ttft_objective_ms: Objective | UnsetType = UNSET
+    max_num_queued_reqs: Cap | UnsetType | None = UNSET
+    max_num_queued_tokens: Cap | UnsetType | None = UNSET
+    max_num_queued_reqs_per_principal: Cap | UnsetType | None = UNSET
+    max_num_queued_tokens_per_principal: Cap | UnsetType | None = UNSET
+    max_num_reqs_per_principal: Annotated[int, tells(minimum=1, maximum=MAX_INT)] | UnsetType | None = UNSET
 
 
 class Admin:

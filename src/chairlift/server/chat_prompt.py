@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from chairlift.server.bounds import EFFORTS
 from chairlift.server.errors import bad_request
 from chairlift.server.messages import template_messages
 from chairlift.server.ports import ChatManners, ChatPrompt
 from chairlift.server.protocol import ChatBody
 from chairlift.server.tools import ToolUse
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 SWITCHES = frozenset({"enable_thinking", "thinking"})
 """Template arguments that clients send to any model; one that has no such switch needs none."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 from chairlift.core.types import PoolingParams
+from chairlift.server.bounds import TokenId, tells
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.fields import check_range
 from chairlift.server.items import Item
@@ -19,16 +20,18 @@ from chairlift.server.shapes import encode_json
 
 ENCODINGS = ("float", "base64")
 
-Input = str | list[str | int | list[int]]
-"""One text or list of token ids, or a list of those."""
+Input = Annotated[
+    Annotated[str, tells(minLength=1)] | Annotated[list[str | TokenId | list[TokenId]], tells(minItems=1)],
+    tells("A text or its token ids, or a list of texts, or of lists of token ids.", required=True),
+]
 
 
 class EmbeddingBody(PassFields, kw_only=True):
     """POST /v1/embeddings."""
 
     input: Input | None = None
-    encoding_format: str | None = None
-    dimensions: int | None = None
+    encoding_format: Annotated[str, tells(enum=["", *ENCODINGS])] | None = None
+    dimensions: Annotated[int, tells("The first of each vector; at most all.", minimum=1)] | None = None
     normalize: bool | None = None
 
 

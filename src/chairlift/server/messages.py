@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from chairlift.server.bounds import ROLES
 from chairlift.server.errors import bad_request
 from chairlift.server.protocol import ContentPart, Message, ToolCall
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
 _SAME_ROLES = {"developer": "system"}
 """The newer name of a role that chat templates know by the older one."""
 

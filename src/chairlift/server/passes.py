@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from chairlift.core.errors import InvalidRequest, NeverFits
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import NO_SAMPLING, PoolingParams, Request
 from chairlift.metrics.serving import ServingMetrics
+from chairlift.server.bounds import DeadlineMs, Priority, RequestId, Truncation, UserName, tells
 from chairlift.server.client import EngineClient
 from chairlift.server.collection import Collection
 from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
@@ -41,18 +42,18 @@ INLINE_VECTORS = 32
 
 
 class PassFields(msgspec.Struct, kw_only=True):
-    """What every route here understands. `partial`: an item that fails has its error in its place in the response."""
+    """What every route here understands."""
 
     model: str | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    priority: int | None = None
-    request_id: str | None = None
-    truncate_prompt_tokens: int | None = None
-    truncate: bool | None = None
-    partial: bool | None = None
-    e2e_deadline_ms: float | None = None
-    ttft_deadline_ms: float | None = None
+    user: UserName | None = None
+    safety_identifier: UserName | None = None
+    priority: Priority | None = None
+    request_id: RequestId | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncate: Annotated[bool, tells("Cut texts that are longer than the model reads.")] | None = None
+    partial: Annotated[bool, tells("One that fails has its error in its place; the others are read.")] | None = None
+    e2e_deadline_ms: DeadlineMs | None = None
+    ttft_deadline_ms: DeadlineMs | None = None
 
 
 @dataclass(frozen=True, slots=True)

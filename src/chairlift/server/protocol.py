@@ -1,48 +1,67 @@
 """Request bodies as clients send them: the OpenAI fields, and the extensions that users of vLLM know.
 
-Nothing here is checked beyond its JSON type; `validate.py` turns a body into something that can be served. Every field
-may be null, which means the same as leaving it out.
+Nothing here is checked beyond its JSON type, whatever the types tell besides; `validate.py` turns a body into something
+that can be served. Every field may be null, which means the same as leaving it out.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from chairlift.server.bounds import (
+    EFFORTS,
+    MAX_TOOLS,
+    ROLES,
+    FunctionName,
+    NumChoices,
+    NumLogprobs,
+    NumTokens,
+    NumTokensOrNone,
+    StreamInterval,
+    TokenId,
+    tells,
+)  # fmt: skip
 from chairlift.server.structured import OFF, StructuredFields
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    continuous_usage_stats: Annotated[bool, tells("Running totals in every event.")] | None = None
+    include_obfuscation: Annotated[bool, tells("Not supported.", enum=[False])] | None = None
 
 
 class SamplingFields(StructuredFields, kw_only=True):
     """What both ways of asking share."""
 
-    n: int | None = None
-    max_tokens: int | None = None
-    prompt_logprobs: int | None = None
+    n: NumChoices | None = None
+    max_tokens: NumTokensOrNone | None = None
+    prompt_logprobs: NumLogprobs | None = None
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
+    stream_interval: StreamInterval | None = None
 
 
 class CompletionBody(SamplingFields, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]] | None = None
-    logprobs: int | None = None
+    prompt: (
+        Annotated[
+            str | Annotated[list[str | TokenId | list[TokenId]], tells(minItems=1)],
+            tells("Text or token ids, or a list of texts, or of lists of token ids.", required=True),
+        ]
+        | None
+    ) = None
+    logprobs: NumLogprobs | None = None
     echo: bool | None = None
-    best_of: int | None = None
+    best_of: NumChoices | None = None
 
 
 class ContentPart(msgspec.Struct):
-    type: str
-    text: str | None = None
+    type: Annotated[str, tells(enum=["text"])]
+    text: Annotated[str, tells(required=True)] | None = None
 
 
 class FunctionCall(msgspec.Struct):
@@ -53,46 +72,47 @@ class FunctionCall(msgspec.Struct):
 class ToolCall(msgspec.Struct):
     function: FunctionCall
     id: str | None = None
-    type: str | None = None
+    type: Annotated[str, tells(enum=["function"])] | None = None
 
 
 class Message(msgspec.Struct):
-    role: str
+    role: Annotated[str, tells(enum=list(ROLES))]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], tells("Of the role `assistant` only.")] | None = None
     tool_call_id: str | None = None
-    function_call: Any = None
+    function_call: Annotated[Any, tells("Not supported.", enum=list(OFF))] = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    audio: Any = None
+    audio: Annotated[Any, tells("Not supported.", enum=list(OFF))] = None
 
 
 class Function(msgspec.Struct):
-    name: str
+    name: FunctionName
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], tells("A JSON schema.")] | None = None
     strict: bool | None = None
 
 
 class Tool(msgspec.Struct):
-    type: str
-    function: Function | None = None
+    type: Annotated[str, tells(enum=["function"])]
+    function: Annotated[Function, tells(required=True)] | None = None
 
 
 class ChatBody(SamplingFields, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] | None = None
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[Message], tells(minItems=1, required=True)] | None = None
+    max_tokens: NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Annotated[list[Tool], tells(maxItems=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[str, tells(enum=["none", "auto", "required"])] | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
+    reasoning_effort: Annotated[str, tells(enum=["", *EFFORTS])] | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], tells("Only names that the template reads.")] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
 

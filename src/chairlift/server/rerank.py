@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from chairlift.core.types import PoolingParams
+from chairlift.server.bounds import tells
 from chairlift.server.errors import ApiError, bad_request, never_fits
 from chairlift.server.fields import MAX_INT, check_range
 from chairlift.server.items import Item
@@ -31,22 +32,26 @@ class Document(msgspec.Struct):
 class RerankBody(PassFields, kw_only=True):
     """POST /rerank: as Cohere and Jina have it, and as text-embeddings-inference has it (`texts`)."""
 
-    query: str | None = None
-    documents: list[str | Document] | None = None
-    texts: list[str] | None = None
-    top_n: int | None = None
+    query: Annotated[str, tells(minLength=1, required=True)] | None = None
+    documents: Annotated[list[str | Document], tells(minItems=1, maxItems=MAX_ITEMS)] | None = None
+    texts: Annotated[list[str], tells("Instead of `documents`.", minItems=1, maxItems=MAX_ITEMS)] | None = None
+    top_n: Annotated[int, tells("0 is all.", minimum=0, maximum=MAX_INT)] | None = None
     return_documents: bool | None = None
     return_text: bool | None = None
     raw_scores: bool | None = None
 
 
+Side = Annotated[str, tells(minLength=1)] | Annotated[list[str], tells(minItems=1, maxItems=MAX_ITEMS)]
+"""One text or several."""
+
+
 class ScoreBody(PassFields, kw_only=True):
     """POST /score, as vLLM has it."""
 
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
+    text_1: Side | None = None
+    text_2: Side | None = None
+    queries: Annotated[Side, tells("Instead of `text_1`.")] | None = None
+    documents: Annotated[Side, tells("With `queries`.")] | None = None
     use_activation: bool | None = None
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 
 from chairlift.core.structured import StructuredOutputs
+from chairlift.server.bounds import MAX_TOOLS
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.ports import ChatManners
 from chairlift.server.protocol import ChatBody, Function, Tool
 from chairlift.server.tool_grammar import forced_calls
 from chairlift.text.tools import GENERIC, ToolFormat, ToolReader
 
-MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 

@@ -12,6 +12,18 @@ from typing import Any, TypeVar
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs
 from chairlift.core.types import MAX_LOGPROBS, SamplingParams
+from chairlift.server.bounds import (
+    MAX_CHOICES,
+    MAX_METADATA,
+    MAX_METADATA_CHARS,
+    MAX_METADATA_KEY_CHARS,
+    MAX_SALT_CHARS,
+    MAX_STOP_CHARS,
+    MAX_STOPS,
+    MAX_STREAM_INTERVAL,
+    MAX_TOKEN_LIST,
+    SERVICE_TIERS,
+)
 from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.errors import bad_request, from_invalid
 from chairlift.server.fields import MAX_INT, check_priority_and_cut, check_range, deadline_s, user_name
@@ -29,23 +41,9 @@ from chairlift.server.tools import ToolUse, tool_use
 
 T = TypeVar("T")
 
-MAX_CHOICES = 128
-"""Most answers one request may ask for: `n` times the number of prompts."""
-MAX_STOPS = 16
-MAX_STOP_CHARS = 256
-MAX_TOKEN_LIST = 4096
-"""Most entries of `stop_token_ids` and `logit_bias`."""
-MAX_SALT_CHARS = 256
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
-MAX_METADATA = 16
-MAX_METADATA_KEY_CHARS = 64
-MAX_METADATA_CHARS = 512
-MAX_STREAM_INTERVAL = 1024
-
-SERVICE_TIERS = {"auto": "default", "default": "default", "priority": "default", "scale": "default", "flex": "flex"}
-"""The ways of being served that clients ask for, and how they are: nobody is before others for the asking."""
 FLEX_PRIORITY = 1
 """Of requests that gladly wait: behind all that say nothing."""
 
@@ -174,6 +172,7 @@ def asked_chat(body: ChatBody, defaults: Defaults, manners: ChatManners = PLAIN)
     if body.top_logprobs and not body.logprobs:
         raise bad_request("top_logprobs needs logprobs to be true", "top_logprobs")
     check_range("top_logprobs", body.top_logprobs, 0, MAX_LOGPROBS)
+    check_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_INT)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     tools = tool_use(body, manners)
     params = _params(

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from chairlift.server.bounds import REQUIRED
 from chairlift.server.route import JSON_MEDIA, Operation, Parameter, Route
 
 Json = dict[str, Any]
@@ -90,6 +91,8 @@ def document(routes: Iterable[Route], *, version: str, root_path: str = "", keys
         kinds = (operation.body, operation.answer, operation.events, operation.error)
         schemas.kinds += [kind for kind in (*kinds, *(one.kind for one in operation.parameters)) if kind is not None]
     components = schemas.components()
+    for component in components.values():
+        _tidy(component)
     for route in told:
         for operation in route.operations.values():
             _tell_unsupported(components, schemas, operation)
@@ -106,6 +109,21 @@ def document(routes: Iterable[Route], *, version: str, root_path: str = "", keys
         "paths": {route.name: _path(route, schemas, keys) for route in told},
         "components": {"schemas": components, "headers": _HEADERS, "securitySchemes": _SECURITY_SCHEMES},
     }
+
+
+def _tidy(component: Json) -> None:
+    """Say of a field as a whole what its type says of all but null, and of one that has to be given that it has to."""
+    required = set(component.get("required", ()))
+    for name, schema in component.get("properties", {}).items():
+        kinds = schema.get("anyOf", ())
+        if len(kinds) == 2 and kinds[1] == {"type": "null"}:
+            if kinds[0].pop(REQUIRED, False):
+                del schema["anyOf"], schema["default"]
+                schema |= kinds[0]
+                required.add(name)
+            elif "description" in kinds[0]:
+                schema["description"] = kinds[0].pop("description")
+    component["required"] = sorted(required)
 
 
 def _tell_unsupported(components: Json, schemas: _Schemas, operation: Operation) -> None:
