@@ -255,6 +255,13 @@ class _Service:
             else:
                 passages = await loop.run_in_executor(pool, self._load_passages)
             self.app.passes = self._passes(client, ready, ready.encoder, passages, pool)
+        self.app.tokenizing = Tokenizing(
+            engine,
+            pool,
+            time.monotonic,
+            max_body_bytes=options.max_body_bytes,
+            overload_status=options.overload_status,
+        )
         self.app.serving = engine, generation
         return ready
 
@@ -267,13 +274,6 @@ class _Service:
         pool: ThreadPoolExecutor,
     ) -> Passes:
         options = self._options
-        self.app.tokenizing = Tokenizing(
-            engine,
-            pool,
-            time.monotonic,
-            max_body_bytes=options.max_body_bytes,
-            overload_status=options.overload_status,
-        )
         names = options.served_model_names if not ready.generates else ()
         reader = Reader(
             client=client,
