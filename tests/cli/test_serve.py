@@ -35,7 +35,7 @@ def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("CHAIRLIFT_API_KEY", "secret")
     argv = ["serve", "some-model", "--host", "0.0.0.0", "--port", "0", "--served-model-name", "a", "b"]
     assert main([*argv, "--max-num-seqs", "3", "--shutdown-timeout", "5", "--no-enable-log-requests"]) == 7
-    options, model, worker_command, _, embedding_model = told
+    options, model, worker_command, _, embedding_model, open_traces = told
     assert options == ServerOptions(
         host="0.0.0.0",
         port=0,
@@ -44,7 +44,7 @@ def test_flags_reach_the_server_and_the_worker(monkeypatch: pytest.MonkeyPatch, 
         shutdown_timeout_s=5.0,
         log_requests=False,
     )
-    assert model == "some-model" and embedding_model is None
+    assert model == "some-model" and embedding_model is None and open_traces is None
     command = worker_command(9)
     assert command[command.index("--fd") + 1] == "9"
     encoded = command[command.index("--options") + 1]
@@ -70,6 +70,43 @@ def test_admin_keys_come_from_flags_or_the_environment(monkeypatch: pytest.Monke
     ]
     assert main(["serve", "some-model", "--admin-api-key", "same", "--api-key", "same"]) == 2
     assert main(["serve", "some-model", "--keep-explanations", "-1"]) == 2
+
+
+def test_traces_are_asked_for_and_what_they_take_is_named_if_it_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[Any] = []
+
+    def serve(*arguments: Any) -> int:
+        told.append(arguments[-1])
+        return 0
+
+    monkeypatch.setattr(server_run, "serve", serve)
+    argv = ["serve", "some-model", "--otlp-traces-endpoint"]
+    monkeypatch.setitem(sys.modules, "chairlift.server.otel", None)  # as if it could not be imported
+    assert main([*argv, "http://127.0.0.1:4318"]) == 2
+    assert "pip install 'chairlift[otel]'" in capsys.readouterr().err
+    monkeypatch.delitem(sys.modules, "chairlift.server.otel")
+    otel = pytest.importorskip("chairlift.server.otel")
+    assert main([*argv, "http://127.0.0.1:4318"]) == 0
+    assert told == [otel.open_traces]
+    for wrong in (
+        "127.0.0.1:4318",
+        "grpc://127.0.0.1:4317",
+        "http://",
+        "http://a b",
+        "http://a:99999",
+        "",
+        "http://h/#x",
+    ):
+        assert main([*argv, wrong]) == 2
+        assert "otlp_traces_endpoint" in capsys.readouterr().err
+
+
+def test_nothing_of_tracing_is_loaded_unless_it_is_asked_for() -> None:
+    code = "import sys, chairlift.cli.serve, chairlift.server.run; print([m for m in sys.modules if 'telemetry' in m])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_the_formats_that_flags_name_are_those_that_can_be_read() -> None:

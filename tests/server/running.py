@@ -30,6 +30,7 @@ from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
 from chairlift.server.tls import server_context
 from chairlift.server.tokenizing import Tokenizing
+from chairlift.server.traced import Traces
 from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
@@ -44,7 +45,12 @@ class RunningServer:
     """The parts of `chairlift serve`, put together in this process, and ways to look into them."""
 
     def __init__(
-        self, worker: FakeWorker, client_sock: socket.socket, options: ServerOptions, text: ServedText
+        self,
+        worker: FakeWorker,
+        client_sock: socket.socket,
+        options: ServerOptions,
+        text: ServedText,
+        traces: Traces | None = None,
     ) -> None:
         self.worker = worker
         self.options = options
@@ -53,6 +59,7 @@ class RunningServer:
         self.usage_log = None if options.usage_log is None else UsageLog(options.usage_log, time.monotonic, time.time)
         self._client_sock = client_sock
         self._text = text
+        self._traces = traces
         self.admission: Admission
         self.client: EngineClient
         self.app: App
@@ -93,6 +100,7 @@ class RunningServer:
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
             usage_log=self.usage_log,
+            traces=self._traces,
         )
         sock = bind(options)
         self.port = 0 if options.uds is not None else sock.getsockname()[1]
@@ -253,13 +261,16 @@ def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
 
 @contextlib.contextmanager
 def running_server(
-    worker_options: FakeOptions | None = None, text: ServedText | None = None, **options: Any
+    worker_options: FakeOptions | None = None,
+    text: ServedText | None = None,
+    traces: Traces | None = None,
+    **options: Any,
 ) -> Iterator[RunningServer]:
     """A server on a free port, stopped at the end."""
     theirs, ours = socket.socketpair()
     worker = FakeWorker(theirs, worker_options)
     thread = threading.Thread(target=worker.run, daemon=True)
-    server = RunningServer(worker, ours, ServerOptions(port=0, **options), text or FakeText())
+    server = RunningServer(worker, ours, ServerOptions(port=0, **options), text or FakeText(), traces)
     thread.start()
     server.start()
     try:

@@ -66,6 +66,8 @@ class Choice:
 
 
 class Listener:
+    request_id = "r"
+
     def __init__(self, n: int = 1) -> None:
         self.choices = [Choice() for _ in range(n)]
         self.prompt_scores: list[TokenLogprob] = []

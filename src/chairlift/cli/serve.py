@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from chairlift.core.errors import InvalidOption
 
 if TYPE_CHECKING:
     from chairlift.server.ports import ServedText
+    from chairlift.server.traced import Traces
 
 MAX_TEMPLATE_BYTES = 1 << 20
 
@@ -133,9 +135,28 @@ def _add_log_flags(group: argparse._ArgumentGroup) -> None:
         help="one line for each request on standard error, without its content (default: on)",
     )
     group.add_argument(
+        "--log-format",
+        choices=("text", "json"),
+        default="text",
+        help="of the log on standard error; json: one object for each line (default: %(default)s)",
+    )
+    group.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what is logged: this and what is worse; debug also tells what exceptions say, which may quote requests "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
         "--usage-log",
         metavar="FILE",
         help="append a JSON line for each request: who asked, tokens, times, and nothing of what was said",
+    )
+    group.add_argument(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="OpenTelemetry collector that gets a trace of each request over HTTP, without its content, such as "
+        "http://127.0.0.1:4318/v1/traces; needs chairlift[otel] (default: none)",
     )
 
 
@@ -182,7 +203,10 @@ def run(arguments: argparse.Namespace) -> int:
         stall_timeout_s=arguments.engine_stall_timeout,
         max_engine_restarts=arguments.max_engine_restarts,
         log_requests=arguments.enable_log_requests,
+        log_format=arguments.log_format,
+        log_level=arguments.log_level,
         usage_log=arguments.usage_log,
+        otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         **web_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
         enable_per_request_metrics=arguments.enable_per_request_metrics,
@@ -200,4 +224,25 @@ def run(arguments: argparse.Namespace) -> int:
             template_kwargs=arguments.default_chat_template_kwargs,
         )
 
-    return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text, engine.embedding_model)
+    open_traces = None if server.otlp_traces_endpoint is None else _traces()
+    return serve(
+        server,
+        engine.model,
+        lambda fd: worker_command(engine, fd),
+        load_text,
+        engine.embedding_model,
+        open_traces,
+    )
+
+
+def _traces() -> Callable[[str], Traces]:
+    """What opens the way to a collector.
+
+    Raises:
+        InvalidOption: what that takes is not installed.
+    """
+    try:
+        from chairlift.server.otel import open_traces
+    except ImportError as error:
+        raise InvalidOption(f"--otlp-traces-endpoint needs pip install 'chairlift[otel]' ({error})") from error
+    return open_traces

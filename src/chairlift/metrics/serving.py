@@ -64,6 +64,7 @@ class ServingMetrics:
         self.num_slow_readers = 0
         self.num_engine_restarts = 0
         self.num_usage_records_lost = 0
+        self.num_traces_lost = 0
         self.is_engine_up = True
         self.num_rejections = dict.fromkeys(RefusalReason, 0)
         self._responses: dict[tuple[str, int], int] = {}
@@ -251,6 +252,7 @@ class ServingMetrics:
                 "Requests that are missing in the usage log.",
                 self.num_usage_records_lost,
             ),
+            ("chairlift:traces_lost", "Requests whose traces no collector took.", self.num_traces_lost),
             ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):

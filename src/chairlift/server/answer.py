@@ -16,6 +16,7 @@ from chairlift.server.client import Choice, EngineClient
 from chairlift.server.dialect import Dialect
 from chairlift.server.errors import ApiError, deadline_exceeded, internal, unavailable
 from chairlift.server.explanations import explained
+from chairlift.server.logs import ABOUT
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.shapes import Usage
@@ -39,6 +40,10 @@ class _Part:
         self._answer = answer
         self._asked = asked
         self.choices = choices
+
+    @property
+    def request_id(self) -> str:
+        return self._answer.used.request_id
 
     def score_prompt(self, logprobs: list[TokenLogprob]) -> None:
         self._asked.prompt_scores.extend(logprobs)
@@ -172,7 +177,7 @@ class Answer:
         if self._show.explain:
             self._finishes.append(finish)
         if finish.reason is FinishReason.ERROR:
-            _log.error("the engine failed a request: %s", finish.error)
+            _log.error("the engine failed a request: %s", finish.error, extra={ABOUT: self.used.request_id})
             self.fail(internal())
             return
         if finish.reason is FinishReason.ABORT:

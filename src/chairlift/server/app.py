@@ -26,14 +26,17 @@ from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.logs import ABOUT
 from chairlift.server.openapi.document import Keys, document
 from chairlift.server.passes import MakeJob, Passes, Reader
+from chairlift.server.request_line import RequestLine
 from chairlift.server.rerank import PAIR_ROUTES
 from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
+from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
+from chairlift.server.traced import Traced, Traces
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
-from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
 from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
@@ -59,6 +62,7 @@ class App:
         cors: Cors | None = None,
         root_path: str = "",
         usage_log: UsageLog | None = None,
+        traces: Traces | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
         self.passes: Passes | None = None
@@ -76,6 +80,7 @@ class App:
         self._cors = cors
         self._root = root_path.encode()
         self._usage_log = usage_log
+        self._traces = traces
         post, get = ("POST",), ("GET", "HEAD")
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions, operations.COMPLETIONS)
@@ -157,13 +162,13 @@ class App:
         except ApiError as error:
             await self._refuse(exchange, error)
         except Exception:
-            _log.exception("a request failed: id=%s route=%s", exchange.id, route.name)
+            _log.exception("a request failed: route=%s", route.name, extra={ABOUT: exchange.id})
             if exchange.status is not None:
                 exchange.abort()
                 raise
             await self._refuse(exchange, internal())
         finally:
-            self._note(exchange, route)
+            self._note(exchange, route, arrival)
             if exchange.used is not None:
                 self._settle(exchange, exchange.used, route.name, arrival)
 
@@ -202,32 +207,35 @@ class App:
                 raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
+        exchange.error_code = error.code
         exchange.note += f" code={error.code or '-'}"
         headers = error.headers
         if self.draining and _CLOSE not in headers:
             headers = (*headers, _CLOSE)
         await exchange.respond(error.status, error.body(), headers=headers)
 
-    def _note(self, exchange: Exchange, route: Route) -> None:
+    def _note(self, exchange: Exchange, route: Route, arrival: float) -> None:
         if self.serving is not None and exchange.status is not None:
             metrics = self.serving[0].client.metrics
             if metrics is not None:
                 metrics.on_response(route.name, exchange.status)
         if self._log_requests and route.is_logged:
-            status = exchange.status if exchange.status is not None else "-"
-            _log.info("id=%s route=%s status=%s %s", exchange.id, route.name, status, exchange.note.strip())
+            _log.info(RequestLine(exchange, route.name, self._clock() - arrival))
 
     def _settle(self, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
         """Once it is known what a request used, its principal is charged and a line is written."""
         line = None if self._usage_log is None else self._usage_line(self._usage_log, exchange, used, route, arrival)
         admission = self.serving[1].admission if self.serving is not None else None
         name = exchange.principal.name
+        trace = None if self._traces is None else self._trace(self._traces, exchange, used, route, arrival)
 
         def settle() -> None:
             if admission is not None:
                 admission.spent(name, used.num_output_tokens, self._clock())
             if line is not None:
                 line()
+            if trace is not None:
+                trace()
 
         used.when_settled(settle)
 
@@ -247,6 +255,27 @@ class App:
             metrics.num_usage_records_lost = log.num_lost
         return lambda: log.put(about | used.record() | total_s)
 
+    def _trace(self, traces: Traces, exchange: Exchange, used: Used, route: str, arrival: float) -> Callable[[], None]:
+        """What hands on the trace of a request that is over."""
+        headers = exchange.headers
+        traced = Traced(
+            request_id=exchange.id,
+            principal=exchange.principal.name,
+            method=exchange.method,
+            route=route,
+            status=exchange.status,
+            error_code=exchange.error_code,
+            arrival=arrival,
+            ended=self._clock(),
+            used=used,
+            traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
+            tracestate=headers.get(b"tracestate", b"").decode("latin-1"),
+        )
+        metrics = self.serving[0].client.metrics if self.serving is not None else None
+        if metrics is not None:
+            metrics.num_traces_lost = traces.num_lost
+        return lambda: traces.put(traced)
+
     # ------------------------------------------------------------ endpoints
 
     async def _completions(self, exchange: Exchange) -> None:
@@ -257,7 +286,7 @@ class App:
 
     async def _generate(self, exchange: Exchange, read: Read) -> None:
         self._check_open()
-        exchange.used = Used()
+        exchange.used = Used(exchange.id, is_traced=self._traces is not None)
         engine, generation = self._engine()
         with self._counted(engine.client):
             await generation.serve(exchange, read)
@@ -267,7 +296,7 @@ class App:
         client = self._engine()[0].client
         if self.passes is None:
             raise ApiError(404, "This server has no model that reads texts for vectors.", code="no_embedding_model")
-        exchange.used = Used()
+        exchange.used = Used(exchange.id, is_traced=self._traces is not None)
         with self._counted(client):
             await self.passes.serve(exchange, make_job)
 

@@ -21,6 +21,7 @@ from chairlift.metrics.several import render_all
 from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
+from chairlift.server.logs import ABOUT
 from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -67,6 +68,11 @@ class Listener(Protocol):
 
     @property
     def choices(self) -> Sequence[Choice]: ...
+
+    @property
+    def request_id(self) -> str:
+        """What the log calls its request."""
+        ...
 
     def score_prompt(self, logprobs: list[TokenLogprob]) -> None: ...
 
@@ -459,8 +465,8 @@ class EngineClient(asyncio.Protocol):
 
     def _broken(self, request_id: int) -> None:
         """A listener raised: it loses its request, and nobody else does."""
-        _log.exception("a request failed in the server")
         one = self._live.get(request_id)
+        _log.exception("a request failed in the server", extra={ABOUT: "" if one is None else one.listener.request_id})
         self.abort(request_id)
         if one is not None:
             one.listener.fail(internal())

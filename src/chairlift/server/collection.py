@@ -12,6 +12,7 @@ from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.client import EngineClient
 from chairlift.server.errors import ApiError, deadline_exceeded, internal
+from chairlift.server.logs import ABOUT
 from chairlift.server.outcomes import Outcome
 from chairlift.text.passages import Passage
 
@@ -21,8 +22,9 @@ _log = logging.getLogger("chairlift.server")
 class Collection:
     """The items of one request while they are computed."""
 
-    def __init__(self, client: EngineClient, fitted: Sequence[Passage | ApiError]) -> None:
+    def __init__(self, client: EngineClient, fitted: Sequence[Passage | ApiError], request_id: str) -> None:
         self._client = client
+        self._request_id = request_id
         self._in_flight: dict[int, int] = {}
         """Place in `outcomes` by request id."""
         self.outcomes: list[Outcome] = [one if isinstance(one, ApiError) else b"" for one in fitted]
@@ -42,7 +44,7 @@ class Collection:
             ApiError: 503, the worker is not there.
         """
         place = next(self._places)
-        item = _Item(partial(self._ended, request.id, place))
+        item = _Item(partial(self._ended, request.id, place), self._request_id)
         self._client.submit(request, item, ticket, item.take)
         self._in_flight[request.id] = place
 
@@ -77,10 +79,11 @@ class Collection:
 class _Item:
     """One item in the worker's hands: the client's listener, and its only choice."""
 
-    __slots__ = ("_tell", "_vector", "heard", "push")
+    __slots__ = ("_tell", "_vector", "heard", "push", "request_id")
 
-    def __init__(self, tell: Callable[[Outcome, Finish | None], None]) -> None:
+    def __init__(self, tell: Callable[[Outcome, Finish | None], None], request_id: str) -> None:
         self._tell = tell
+        self.request_id = request_id
         self._vector: bytes | None = None
         self.heard: float | None = None
         self.push: Callable[[int], None] = _ignored
@@ -109,7 +112,7 @@ class _Item:
         elif finish.reason is FinishReason.DEADLINE:
             self._tell(deadline_exceeded(missed(finish), finish.error), finish)
         else:
-            _log.error("the engine failed a text: %s", finish.error)
+            _log.error("the engine failed a text: %s", finish.error, extra={ABOUT: self.request_id})
             self._tell(internal(), finish)
 
     def fail(self, error: ApiError) -> None:

@@ -40,6 +40,8 @@ class Exchange:
             self.headers.setdefault(name, value)
         self.principal: Principal = ANYBODY
         self.status: int | None = None
+        self.error_code: str | None = None
+        """Of what it ended with, if that was an error: of its response, or within its stream."""
         self.note = ""
         """What the log says about it besides the status."""
         self.used: Used | None = None

@@ -189,6 +189,7 @@ class Generation:
         self._answers.add(answer)
         if exchange.used is not None:
             answer.used = exchange.used
+            answer.used.params, answer.used.n = fitted.asked.params, fitted.asked.n
         try:
             if not inline:
                 await asyncio.sleep(0)  # a client that left meanwhile is noticed before the engine hears of it
@@ -295,5 +296,6 @@ async def _stream(exchange: Exchange, answer: Answer) -> None:
         await outlet.wait()
         data, more = outlet.take(), not outlet.closed
         if outlet.error is not None:
+            exchange.error_code = outlet.error.code
             data += answer.dialect.failure(outlet.error)
         await exchange.write(data, more=more)

@@ -6,16 +6,20 @@ import ipaddress
 import math
 import re
 from dataclasses import dataclass
+from typing import get_args
+from urllib.parse import urlsplit
 
 from chairlift.core.admission import DEFAULT_MAX_NUM_QUEUED_REQS, AdmissionLimits
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import OrderName
+from chairlift.server.logs import LogFormat, LogLevel
 
 DEFAULT_ADMISSION = AdmissionLimits(max_num_queued_reqs=DEFAULT_MAX_NUM_QUEUED_REQS)
 
 OVERLOAD_STATUSES = (429, 503)
 
 ANY_ORIGIN = "*"
+_IS_URL = re.compile("[!-~]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 
 
@@ -64,6 +68,10 @@ class ServerOptions:
     shutdown_timeout_s: float = 30.0
     """How long SIGTERM lets streams go on."""
     log_requests: bool = True
+    log_format: LogFormat = "text"
+    log_level: LogLevel = "info"
+    otlp_traces_endpoint: str | None = None
+    """URL of an OpenTelemetry collector that gets a trace of each request, over OTLP in HTTP."""
     usage_log: str | None = None
     """File that gets a line for each request: who, how many tokens, how long, and nothing of what was said."""
     uds: str | None = None
@@ -116,6 +124,7 @@ class ServerOptions:
         if not self.shutdown_timeout_s >= 0:
             raise InvalidOption("shutdown_timeout must be at least 0")
         self._check_web()
+        self._check_told()
         if not self.wants_keys and self.uds is None and not is_loopback(self.host):
             host = self.host or "an empty host"
             raise InvalidOption(
@@ -147,6 +156,25 @@ class ServerOptions:
             raise InvalidOption(f"root_path begins with a slash and ends without one, unlike {root!r}")
         if not 0 <= self.sse_keep_alive_interval_s < math.inf:
             raise InvalidOption("sse_keep_alive_interval must be at least 0")
+
+    def _check_told(self) -> None:
+        """What is written down, and who gets it."""
+        if self.log_format not in get_args(LogFormat):
+            raise InvalidOption(f"log_format must be one of {', '.join(get_args(LogFormat))}, not {self.log_format!r}")
+        if self.log_level not in get_args(LogLevel):
+            raise InvalidOption(f"log_level must be one of {', '.join(get_args(LogLevel))}, not {self.log_level!r}")
+        if self.otlp_traces_endpoint is not None and not is_http_url(self.otlp_traces_endpoint):
+            raise InvalidOption("otlp_traces_endpoint must be a URL such as http://127.0.0.1:4318/v1/traces")
+
+
+def is_http_url(text: str) -> bool:
+    """Whether it names a server that speaks HTTP, and nothing that a client of it would not send there."""
+    try:
+        url = urlsplit(text)
+        named = url.hostname is not None and (url.port is None or url.port > 0)
+    except ValueError:
+        return False
+    return named and url.scheme in ("http", "https") and not url.fragment and _IS_URL.fullmatch(text) is not None
 
 
 def is_origin(text: str) -> bool:

@@ -193,7 +193,7 @@ class Passes:
                     pooling=replace(job.params, num_first=one.num_first),
                 )
                 asked.append((request, ticket))
-            collection = Collection(self.reader.client, fitted)
+            collection = Collection(self.reader.client, fitted, exchange.id)
             await self._collect(exchange, job, collection, asked)
         finally:
             now = self._clock()

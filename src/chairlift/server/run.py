@@ -37,6 +37,7 @@ from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
+from chairlift.server.logs import set_up_logs
 from chairlift.server.options import ServerOptions
 from chairlift.server.passage_text import PassageText
 from chairlift.server.passes import Passes, Reader
@@ -46,13 +47,15 @@ from chairlift.server.restarts import Restarts
 from chairlift.server.served_text import load_served_text
 from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
-from chairlift.server.unix_socket import removed_at_end
 from chairlift.server.tokenizing import Tokenizing
+from chairlift.server.traced import Traces
+from chairlift.server.unix_socket import removed_at_end
 from chairlift.server.usage_log import UsageLog
 from chairlift.text.passages import PassageTokenizer, load_passages
 from chairlift.wire import EncoderReady, Ready
 
 _log = logging.getLogger("chairlift.server")
+_worker_log = logging.getLogger("chairlift.worker")
 
 EXIT_OK = 0
 EXIT_LOST = 1
@@ -72,18 +75,19 @@ def serve(
     worker_command: WorkerCommand,
     load_text: Callable[[str], ServedText] = load_served_text,
     embedding_model: str | None = None,
+    open_traces: Callable[[str], Traces] | None = None,
 ) -> int:
     """Serve `model` until told to stop; returns the exit status. Prints to standard output once it is ready.
 
-    `embedding_model` is the one that reads texts for vectors, if it is another.
+    `embedding_model` is the one that reads texts for vectors, if it is another. `open_traces` gives what takes traces
+    to the endpoint of the options.
 
     Raises:
         InvalidOption: the address cannot be bound.
         InvalidModel: the model cannot be loaded.
         EngineDead: the worker ended before it was ready.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    set_up_logs(options.log_format, options.log_level)
     _allow_descriptors()
     keys = _keys(options)
     context = server_context(options)
@@ -94,6 +98,10 @@ def serve(
         if options.usage_log is not None:
             usage_log = UsageLog(options.usage_log, time.monotonic, time.time)
             stack.callback(usage_log.close, FLUSH_TIMEOUT_S)
+        traces = None
+        if options.otlp_traces_endpoint is not None and open_traces is not None:
+            traces = open_traces(options.otlp_traces_endpoint)
+            stack.callback(traces.close, FLUSH_TIMEOUT_S)
         url = (
             f"http://{LOCAL_NAME}"
             if options.uds is not None
@@ -107,6 +115,7 @@ def serve(
             context,
             usage_log,
             keys,
+            traces,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
@@ -140,6 +149,7 @@ class _Service:
         context: ssl.SSLContext | None,
         usage_log: UsageLog | None,
         keys: ApiKeys,
+        traces: Traces | None,
     ) -> None:
         self._options = options
         self._context = context
@@ -170,6 +180,7 @@ class _Service:
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
             usage_log=usage_log,
+            traces=traces,
         )
 
     async def run(self, http: HttpServer, url: str) -> int:
@@ -181,7 +192,8 @@ class _Service:
         side = EncoderSide(self._encoder_admission, self._encoder_metrics)
         client = EngineClient(self._metrics, self._explanations, self._admission, side)
         restarts = Restarts(self._options.max_engine_restarts)
-        supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic)
+        tell = _worker_log.warning if self._options.log_format == "json" else None
+        supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic, tell)
         with contextlib.closing(supervisor), ThreadPoolExecutor(_NUM_THREADS, "text") as pool:
             try:
                 await supervisor.start()

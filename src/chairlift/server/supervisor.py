@@ -36,8 +36,11 @@ class Supervisor:
         watchdog: Watchdog,
         restarts: Restarts,
         clock: Callable[[], float],
+        tell: Callable[[str], None] | None = None,
     ) -> None:
         self._command = command
+        self._tell = tell
+        """Where lines go that a worker writes to standard error; None: to this process's own."""
         self._client = client
         self._watchdog = watchdog
         self._restarts = restarts
@@ -51,7 +54,7 @@ class Supervisor:
         """Start a worker and connect the client to it. It is there, not ready."""
         if self._process is not None:
             self._process.close()
-        self._process = WorkerProcess(self._command)
+        self._process = WorkerProcess(self._command, self._tell)
         self._started = self._clock()
         await asyncio.get_running_loop().create_unix_connection(lambda: self._client, sock=self._process.sock)
 

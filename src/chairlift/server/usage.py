@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from chairlift.core.types import Finish
+from chairlift.core.types import Finish, SamplingParams
 
 
 class Used:
@@ -15,19 +15,30 @@ class Used:
         "_num_open",
         "_then",
         "client_left",
+        "finishes",
         "model",
+        "n",
         "num_cached_tokens",
         "num_output_tokens",
         "num_prompt_tokens",
+        "params",
         "queue_s",
         "reasons",
+        "request_id",
         "tenant",
         "ttft_s",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str = "", *, is_traced: bool = False) -> None:
+        self.request_id = request_id
+        """What the log calls it: the id of its response's header."""
         self.tenant = ""
         self.model: str | None = None
+        self.params: SamplingParams | None = None
+        self.n = 1
+        """Answers for each prompt."""
+        self.finishes: list[Finish] | None = [] if is_traced else None
+        """The ends of its choices, if a trace is to be made of them."""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_output_tokens = 0
@@ -43,6 +54,8 @@ class Used:
 
     def add(self, finish: Finish) -> None:
         """A choice ended, whoever still waited for it."""
+        if self.finishes is not None:
+            self.finishes.append(finish)
         self.num_output_tokens += finish.num_output_tokens
         self.reasons.add(finish.reason.value)
         if finish.choice == 0:
