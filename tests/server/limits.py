@@ -109,7 +109,7 @@ def by_field() -> Iterator[Limit]:
 
 
 def _prompts() -> Iterator[Limit]:
-    for name in ("prompt", "messages", "input", "text"):
+    for name in ("prompt", "messages", "input"):
 
         def lengthen(body: Body, name: str = name) -> Body:
             return body | {name: lengthened(body.get(name), 2 * CONTEXT)}
@@ -241,6 +241,7 @@ def _unsupported() -> Iterator[Limit]:
     """What would let a client bring code, or be an unbounded loop, on any route that makes text of messages."""
     yield Limit("a template", ("messages",), sets(chat_template="{% for i in range(10**9) %}{% endfor %}"))
     yield Limit("a template, of text", ("prompt",), sets(chat_template="{{ 1 }}"))
+    yield from _of_responses()
     for name, value in (
         ("tokenize", True),
         ("messages", []),
@@ -256,6 +257,43 @@ def _unsupported() -> Iterator[Limit]:
         yield Limit(f"{name} in chats", ("messages",), sets(**{name: "x"}))
 
 
+def _of_responses() -> Iterator[Limit]:
+    """What the Responses API has and others have not."""
+    yield Limit("tokens of instructions", ("instructions",), sets(instructions="x" * 2 * CONTEXT))
+    for name, value in {
+        "truncation": "auto",
+        "chat_template": "{{ 1 }}",
+        "logits_processors": "x",
+        "kv_transfer_params": "x",
+        "prompt": {"id": "x", "variables": {"a": "b"}},
+        "tool_choice": {"type": "x" * 1000},
+        "max_tokens": 2,
+    }.items():
+        yield Limit(f"{name} of a response", ("instructions",), sets(**{name: value}))
+    for number in (0, -1, HUGE):
+        yield Limit(f"max_tool_calls={number}", ("max_tool_calls",), sets(max_tool_calls=number))
+    functions = [{"type": "function", "name": f"f{i}"} for i in range(129)]
+    yield Limit("129 functions", ("instructions",), sets(tools=functions))
+    for tool in ("web_search", "code_interpreter", "mcp", "x" * 1000):
+        yield Limit(f"tool {tool:.20}", ("instructions",), sets(tools=[{"type": tool}]))
+    for kind in ("input_image", "input_file", "input_audio", "x" * 1000):
+        said = [{"role": "user", "content": [{"type": kind, "image_url": "http://127.0.0.1:1", "file_id": "x"}]}]
+        yield Limit(f"part {kind:.20}", ("instructions",), sets(input=said))
+    yield Limit("many items", ("instructions",), sets(input=[{"role": "user", "content": ""}] * 10_001))
+    yield Limit("an item of the past", ("instructions",), sets(input=[{"type": "item_reference", "id": "x"}]))
+    yield Limit("what no call gave", ("instructions",), sets(input=[GAVE]))
+    yield Limit("include", ("include",), sets(include=["x" * 1000]))
+    for reasoning in ("high", {"effort": "x" * 1000}, {"summary": "concise"}):
+        yield Limit(f"reasoning {reasoning!s:.20}", ("reasoning",), sets(reasoning=reasoning))
+    for what, schema in (("long", {"enum": ["x" * 140_000]}), ("deep", nested(70)), ("no", None)):
+        form = {"format": {"type": "json_schema", "name": "x", "schema": schema}}
+        yield Limit(f"a {what} schema of a response", ("instructions",), sets(text=form))
+    for metadata in ({"x" * 65: ""}, {"x": "y" * 513}):
+        yield Limit(f"metadata {metadata!s:.9}", ("instructions",), sets(metadata=metadata))
+
+
+GAVE = {"type": "function_call_output", "call_id": "x", "output": "x"}
+
 BOUNDLESS = frozenset(
     {
         "add_generation_prompt", "add_special_tokens", "continue_final_message", "echo", "explain", "ignore_eos",
@@ -264,6 +302,7 @@ BOUNDLESS = frozenset(
         "return_token_strs", "skip_special_tokens", "stream", "stream_options", "guided_json_object",
         "tool_choice",  # names one of the tools, whose number is bounded
         "guided_grammar", "guided_whitespace_pattern",  # bounded with those of structured_outputs
+        "store", "text",  # whose schema is bounded with that of response_format
         "request_id",  # longer ones are not repeated: see test_surface.py
     }
 )  # fmt: skip

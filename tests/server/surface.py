@@ -16,6 +16,7 @@ from chairlift.server.app import App
 from chairlift.server.embeddings import ClassifyBody, EmbeddingBody
 from chairlift.server.protocol import ChatBody, CompletionBody
 from chairlift.server.rerank import RerankBody, ScoreBody
+from chairlift.server.responses.body import ResponsesBody
 from chairlift.server.tokenizing import DetokenizeBody, TokenizeBody
 
 
@@ -106,6 +107,16 @@ ROUTES: dict[str, Listed] = {
             "stream": {"stream": True, "stream_options": {"include_usage": True}},
             "n": {"n": 2},
             "parts": {"messages": [USER, {"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+        },
+    ),
+    "/v1/responses": Listed(
+        methods=POST,
+        body={"input": "hi", "max_output_tokens": 2},
+        struct=ResponsesBody,
+        ways={
+            "stream": {"stream": True},
+            "items": {"input": [{"type": "message", **USER}, {"role": "assistant", "content": "x"}, USER]},
+            "parts": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "x"}]}]},
         },
     ),
     "/v1/embeddings": EMBEDDINGS,

@@ -180,7 +180,7 @@ def check_told(route: Route, method: str, status: int, media: str, content: byte
         events = [json.loads(line[6:]) for line in lines if line != b"data: [DONE]"]
         assert events
         for event in events:
-            check_holds(event, operation.error if "error" in event else operation.events)
+            check_holds(event, operation.error if event.keys() == {"error"} else operation.events)
     elif status != 200:
         check_holds(json.loads(content), operation.error)
     elif operation.answer is not None:
@@ -233,6 +233,17 @@ ASKED: dict[str, list[dict[str, Any]]] = {
         {"messages": [{"role": "user", "content": "!fail"}], "max_tokens": 9},
         {"messages": [{"role": "user", "content": "!fail"}], "max_tokens": 9} | STREAM,
     ],
+    "/v1/responses": [
+        {"explain": True, "top_logprobs": 2, "service_tier": "flex", "metadata": {"a": "b"}} | streamed
+        for streamed in ({}, {"stream": True})
+    ]
+    + [
+        {"input": f"ask:{what}", "tools": [{"type": "function", "name": "get_weather"}]} | fields | streamed
+        for what in ("one", "two", "none", "thought", "broken")
+        for fields in ({"max_output_tokens": None}, {"max_output_tokens": 30})
+        for streamed in ({}, {"stream": True})
+    ]
+    + [{"input": "!fail", "max_output_tokens": 9} | streamed for streamed in ({}, {"stream": True})],
     "/v1/completions": [
         MANY | {"logprobs": 2},
         MANY | {"logprobs": 2} | STREAM,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from chairlift.server.asked import Asked
@@ -63,6 +64,20 @@ class Question:
 
     asked: Validated
     dialect: Callable[[Heading], Dialect]
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What this API calls fields of which others speak."""
+
+    def in_its_words(self, error: ApiError) -> ApiError:
+        """An error of what comes after the reading, in the names of this API."""
+        return renamed(error, self.names) if self.names else error
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error, with fields called by other names."""
+    words = re.compile(rf"\b({'|'.join(names)})\b")
+    error.message = words.sub(lambda found: names[found[1]], error.message)
+    error.param = names.get(error.param or "", error.param)
+    return error
 
 
 Read = Callable[[dict[str, Any], ServedText], Question]

@@ -20,6 +20,8 @@ from chairlift.server.openapi.answers import (
     VersionTold,
 )
 from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS, ChatBody, CompletionBody
+from chairlift.server.responses.body import HARMLESS_IN_RESPONSES, ResponsesBody
+from chairlift.server.responses.told import ResponseEvent, ResponseTold
 from chairlift.server.route import OF_ENGINE, Operation, Parameter
 from chairlift.server.tokenizing import (
     UNSUPPORTED_IN_TEXTS,
@@ -59,6 +61,15 @@ TOKENIZE = Operation(
 )
 DETOKENIZE = Operation(
     about="The text of tokens.", tag=_TEXT, body=DetokenizeBody, answer=DetokenizeAnswer, statuses=(404, 429)
+)
+RESPONSES = Operation(
+    about="What follows a conversation of items: thought, text and calls, as a whole or as typed events.",
+    tag=_TEXT,
+    body=ResponsesBody,
+    unsupported=HARMLESS_IN_RESPONSES,
+    answer=ResponseTold,
+    events=ResponseEvent,
+    statuses=OF_ENGINE,
 )
 MODELS = Operation(about="Names that requests may use.", tag=_SERVER, answer=ModelList)
 MODEL = Operation(about="What a name stands for.", tag=_SERVER, answer=ModelCard)
