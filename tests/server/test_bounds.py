@@ -22,12 +22,14 @@ NEEDS: dict[str, dict[str, Any]] = {
     "max_tokens": {"echo": True},
     "text_1": {"text_2": "x"},
     "queries": {"documents": ["x"]},
+    "documents": {"queries": "x"},
     "texts": {"documents": None},
 }
 """What a field is refused without."""
 NARROWER = {
     "min_tokens", "reasoning_effort", "tools", "tool_choice",  # the model's
     "max_num_seqs", "max_num_batched_tokens",  # the server's
+    "text_1", "queries",  # as many as on the other side
     "messages",  # content is left out by the assistant only
 }  # fmt: skip
 """Fields of which not all is taken that is told."""

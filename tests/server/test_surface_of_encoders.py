@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from chairlift.server.embeddings import PASS_ROUTES
+from chairlift.server.rerank import PAIR_ROUTES
 from executors.encoders import write_encoder
 from server.surface import ROUTES
+from server.test_bounds import check_bounds
+from server.test_openapi import check_holds
 from server.test_real_model import RealServer
 from server.test_surface import Asking, check_limits, check_numbers
 
@@ -19,7 +26,16 @@ EXEMPT = {
 }
 NEEDS = {"embeddings": "bert", "labels": "bert_pair"}
 OF_ENCODERS = {name: listed for name, listed in ROUTES.items() if listed.reads}
+OPERATIONS = PASS_ROUTES | PAIR_ROUTES
 SAMPLE = ("/v1/embeddings", "/v1/rerank", "/score")
+
+
+def document(port: int) -> Any:
+    """Of a server, as it tells it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", "/openapi.json")
+        return json.loads(connection.getresponse().read())
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +61,11 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Rea
 def test_q1_every_limit_holds_in_every_way_of_asking(encoders: dict[str, RealServer], route: str) -> None:
     listed = OF_ENCODERS[route]
     asking = Asking(encoders[listed.reads].port, route, listed)
-    for way, body in listed.bodies().items():
-        assert asking(json.dumps(body).encode())[0] == 200, way
-    check_limits(asking, replace(listed, exempt=listed.exempt | EXEMPT))
-    check_numbers(asking, listed)
-    asking.connection.close()
+    with contextlib.closing(asking.connection):
+        for way, body in listed.bodies().items():
+            status, content = asking(json.dumps(body | {"partial": True}).encode())
+            assert status == 200, way
+            check_holds(json.loads(content), OPERATIONS[route][1].answer)
+        check_bounds(document(asking.connection.port), asking, listed)
+        check_limits(asking, replace(listed, exempt=listed.exempt | EXEMPT))
+        check_numbers(asking, listed)

@@ -41,7 +41,7 @@ class RerankBody(PassFields, kw_only=True):
     raw_scores: bool | None = None
 
 
-Side = Annotated[str, tells(minLength=1)] | Annotated[list[str], tells(minItems=1, maxItems=MAX_ITEMS)]
+Side = str | Annotated[list[str], tells(minItems=1, maxItems=MAX_ITEMS)]
 """One text or several."""
 
 
