@@ -242,6 +242,7 @@ def _unsupported() -> Iterator[Limit]:
     yield Limit("a template", ("messages",), sets(chat_template="{% for i in range(10**9) %}{% endfor %}"))
     yield Limit("a template, of text", ("prompt",), sets(chat_template="{{ 1 }}"))
     yield from _of_responses()
+    yield from _of_messages()
     for name, value in (
         ("tokenize", True),
         ("messages", []),
@@ -293,6 +294,33 @@ def _of_responses() -> Iterator[Limit]:
 
 
 GAVE = {"type": "function_call_output", "call_id": "x", "output": "x"}
+
+def _of_messages() -> Iterator[Limit]:
+    """What Anthropic's API has and others have not."""
+    systems: tuple[Any, ...] = (5, [1], {}, [{"type": "image"}], "x" * 2 * CONTEXT)
+    for system in systems:
+        yield Limit(f"system {system!s:.20}", ("system",), sets(system=system))
+    for thinking in (
+        "enabled",
+        {},
+        {"type": "x" * 1000},
+        {"type": "enabled"},
+        {"type": "enabled", "budget_tokens": 0},
+        {"type": "enabled", "budget_tokens": 2**63},
+        {"type": "between_tools"},
+    ):
+        yield Limit(f"thinking {thinking!s:.40}", ("thinking",), sets(thinking=thinking))
+    for schema in ({"enum": ["x" * 140_000]}, nested(70), None):
+        form = {"type": "json_schema", "schema": schema}
+        yield Limit(
+            f"a schema of a message {schema!s:.20}", ("output_config", "stream"), sets(output_config={"format": form})
+        )
+    yield Limit("an effort", ("output_config",), sets(output_config={"effort": "x" * 1000}))
+    yield Limit("long user_id", ("metadata", "system"), sets(metadata={"user_id": "x" * 1025}))
+    for kind in ("image", "document", "search_result", "server_tool_use", "redacted_thinking", "container_upload"):
+        said = [{"role": "user", "content": [{"type": kind, "source": {"type": "url", "url": "http://127.0.0.1:1"}}]}]
+        yield Limit(f"block {kind}", ("system", "messages"), sets(messages=said))
+
 
 BOUNDLESS = frozenset(
     {

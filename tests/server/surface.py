@@ -12,6 +12,7 @@ from enum import Enum, auto
 from typing import Any
 
 from chairlift.server.admin import LimitsBody
+from chairlift.server.anthropic.body import CountBody, MessagesBody
 from chairlift.server.app import App
 from chairlift.server.embeddings import ClassifyBody, EmbeddingBody
 from chairlift.server.protocol import ChatBody, CompletionBody
@@ -128,6 +129,17 @@ ROUTES: dict[str, Listed] = {
     "/rerank": RERANK,
     "/v1/score": SCORE,
     "/score": SCORE,
+    "/v1/messages": Listed(
+        methods=POST,
+        body={"messages": [USER], "max_tokens": 2},
+        struct=MessagesBody,
+        ways={
+            "stream": {"stream": True},
+            "blocks": {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}]},
+            "system": {"system": "be kind"},
+        },
+    ),
+    "/v1/messages/count_tokens": Listed(methods=POST, body={"messages": [USER]}, struct=CountBody),
     "/tokenize": Listed(
         methods=POST,
         body={"prompt": "hi"},

@@ -46,6 +46,9 @@ FUZZED = {
     if listed.body is not None and listed.opens is Opens.CLIENTS and not listed.reads
 }
 
+COUNTING = (b"POST /tokenize", b"POST /detokenize", b"POST /v1/messages/count_tokens")
+"""Requests that ask for no answer."""
+
 
 def broken_fields(generator: random.Random, body: dict[str, Any], fields: list[str]) -> bytes:
     """Fields that hold what fields do not hold, at any depth."""
@@ -104,18 +107,21 @@ class Seen:
     answers: set[str] = field(default_factory=set)
     completion_tokens: int = 0
     """That clients were told of."""
+    num_lines: int = 0
+    """Of the usage log, at least."""
     num_untold: int = 0
     """Streams of which clients were not told."""
 
 
 def usage_of(answer: Answer) -> int | None:
-    """Generated tokens as the client is told."""
+    """Generated tokens as the client is told, whatever its API calls them."""
+    bodies = [answer.body]
     if answer.header("content-type").startswith("text/event-stream"):
-        events = [event.removeprefix(b"data: ") for event in answer.body.split(b"\n\n") if event.startswith(b"data: {")]
-        told = [content["usage"] for content in map(json.loads, events) if content.get("usage")]
-        return int(told[-1]["completion_tokens"]) if told else None
-    usage = json.loads(answer.body).get("usage")
-    return None if usage is None else int(usage["completion_tokens"])
+        bodies = [line.removeprefix(b"data: ") for line in answer.body.split(b"\n") if line.startswith(b"data: {")]
+    contents = [json.loads(body) for body in bodies]
+    told: list[Any] = [content.get("usage") or (content.get("response") or {}).get("usage") for content in contents]
+    told = [usage for usage in told if usage]
+    return int(told[-1].get("completion_tokens", told[-1].get("output_tokens"))) if told else None
 
 
 async def storm(port: int, requests: Iterator[bytes], seen: Seen) -> None:
@@ -127,6 +133,7 @@ async def storm(port: int, requests: Iterator[bytes], seen: Seen) -> None:
             for data in requests:
                 answer = await connection.ask(data)
                 seen.statuses[answer.status] += 1
+                seen.num_lines += not data.startswith(COUNTING)
                 is_told = answer.status == 200 or b'"error"' in answer.body
                 if answer.status not in CLOSED_LIST or INSIDE.search(answer.body) or not is_told:
                     seen.wrong.append((data[-600:], answer.status, answer.body[:200]))
@@ -174,9 +181,7 @@ def check(tmp_path: Path, count: int, seed: int, max_ratio: float) -> None:
         assert server.worker_pids() == worker
         assert server.get("/health")[0] == 200
         counted = tuple(int(server.metric(f"vllm:{kind}_tokens_total")) for kind in ("generation", "prompt"))
-        until(
-            lambda: len(usage.read_text().splitlines()) >= sum(control.statuses.values()) + sum(seen.statuses.values())
-        )
+        until(lambda: len(usage.read_text().splitlines()) >= control.num_lines + seen.num_lines)
         events = audit.read_text().splitlines()[num_before:]
     assert control.statuses == {200: max(300, count // 10)}
     assert not seen.wrong, seen.wrong[:5]
@@ -206,7 +211,7 @@ def check(tmp_path: Path, count: int, seed: int, max_ratio: float) -> None:
     assert counted == (logged, prompts)
     assert told <= logged
     assert seen.statuses[400] > count // 3
-    assert seen.statuses[200] > count // 20, "mutations that leave a request right are part of the test"
+    assert seen.statuses[200] > count // 40, "mutations that leave a request right are part of the test"
 
 
 def test_s8_broken_bodies_are_refused_and_nothing_else_happens(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server import operations
 from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
+from chairlift.server.anthropic.dialect import count_message, read_message
+from chairlift.server.anthropic.operations import COUNT, MESSAGES
 from chairlift.server.chunks import read_chat, read_completion
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
@@ -92,6 +94,8 @@ class App:
         self._add("/metrics", get, self._metrics, operations.METRICS, is_logged=False, is_metrics=True)
         self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
+        self._add("/v1/messages", post, self._messages, MESSAGES)
+        self._add("/v1/messages/count_tokens", post, partial(self._look_at, count_message), COUNT)
         self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
         self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
@@ -212,7 +216,7 @@ class App:
         headers = error.headers
         if self.draining and _CLOSE not in headers:
             headers = (*headers, _CLOSE)
-        await exchange.respond(error.status, error.body(), headers=headers)
+        await exchange.refuse(error, headers)
 
     def _note(self, exchange: Exchange, route: Route, arrival: float) -> None:
         if self.serving is not None and exchange.status is not None:
@@ -284,6 +288,9 @@ class App:
     async def _chat_completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, read_chat)
 
+    async def _messages(self, exchange: Exchange) -> None:
+        await self._generate(exchange, read_message)
+
     async def _generate(self, exchange: Exchange, read: Read) -> None:
         self._check_open()
         exchange.used = Used(exchange.id, is_traced=self._traces is not None)
@@ -333,7 +340,8 @@ class App:
         self._check_open()
         if self.tokenizing is None:
             raise unavailable("The model is being loaded.", "loading")
-        await self.tokenizing.serve(exchange, read)
+        with self._counted(self._engine()[0].client):
+            await self.tokenizing.serve(exchange, read)
 
     async def _model(self, exchange: Exchange) -> None:
         served = self._served()

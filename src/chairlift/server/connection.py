@@ -15,6 +15,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from chairlift.server.anthropic.errors import error_body, is_theirs
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ABORT, ABORT_EXTENSION, too_large
 
@@ -188,7 +189,8 @@ class LimitedConnection(HttpToolsProtocol):
             if cycle.response_started:  # half a response cannot be followed by another one
                 self.transport.abort()
                 return
-        body = error.body()
+        path = self.url.partition(b"?")[0]
+        body = error_body(error, None) if is_theirs(path) else error.body()
         self.transport.write(
             b"HTTP/1.1 %d \r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
             % (error.status, len(body))

@@ -11,6 +11,7 @@ from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, OnEnd
 from chairlift.server.client import Choice
 from chairlift.server.errors import ApiError
+from chairlift.server.keep_alive import COMMENT
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText, TokenText
 from chairlift.server.shapes import Usage
@@ -66,6 +67,8 @@ class Question:
     dialect: Callable[[Heading], Dialect]
     names: Mapping[str, str] = field(default_factory=dict)
     """What this API calls fields of which others speak."""
+    sign_of_life: bytes = COMMENT
+    """What a stream says while there is nothing to say, if connections are to be kept alive."""
 
     def in_its_words(self, error: ApiError) -> ApiError:
         """An error of what comes after the reading, in the names of this API."""

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from chairlift.server.anthropic.errors import error_body, is_theirs
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.identity import ANYBODY, Principal
 from chairlift.server.usage import Used
@@ -49,6 +50,8 @@ class Exchange:
         self.common_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Of whatever is answered."""
         self.id = self._given_id() or secrets.token_hex(16)
+        self._is_message = is_theirs(self.path)
+        """It is of Anthropic's API, which has shapes and names of its own."""
         self._extensions: dict[str, Any] = scope.get("extensions") or {}
         self._receive = receive
         self._send = send
@@ -94,6 +97,11 @@ class Exchange:
         await self._start(status, content_type, (*headers, (b"content-length", b"%d" % len(body))))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
+    async def refuse(self, error: ApiError, headers: tuple[tuple[bytes, bytes], ...]) -> None:
+        """An error as a whole response, in the shape of the API that the path belongs to."""
+        body = error_body(error, self.id) if self._is_message else error.body()
+        await self.respond(error.status, body, headers=headers)
+
     async def stream(self) -> None:
         """The beginning of a response whose body comes piece by piece."""
         await self._start(200, EVENTS, ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")))
@@ -117,6 +125,7 @@ class Exchange:
                 "headers": [
                     (b"content-type", content_type),
                     (b"x-request-id", self.id.encode()),
+                    *(((b"request-id", self.id.encode()),) if self._is_message else ()),
                     *self.common_headers,
                     *headers,
                 ],

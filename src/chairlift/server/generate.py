@@ -38,7 +38,7 @@ from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.timings import Timings
 
-_LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|safety_identifier)"\s*:')
+_LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|user_id|safety_identifier)"\s*:')
 """Fields that may lift a request over others; without them a full queue refuses it unread."""
 
 INLINE_OUTPUT_TOKENS = 8 << 10
@@ -137,6 +137,8 @@ class Generation:
             for ticket, prompt in zip(admitted.tickets, fitted.prompts, strict=True):
                 self.admission.tokenised(ticket, len(prompt))
             await self._generate(exchange, admitted, fitted, question, inline)
+        except ApiError as error:
+            raise question.in_its_words(error) from None
         finally:
             now = self._clock()
             for ticket in admitted.tickets:
@@ -204,7 +206,7 @@ class Generation:
             )
             answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:
-                with kept_alive(answer.outlet, self._sse_keep_alive_interval_s):
+                with kept_alive(answer.outlet, self._sse_keep_alive_interval_s, question.sign_of_life):
                     await _stream(exchange, answer)
             else:
                 await self._collect(exchange, answer)

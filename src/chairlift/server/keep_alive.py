@@ -12,8 +12,8 @@ COMMENT = b": keep-alive\n\n"
 
 
 @contextmanager
-def kept_alive(outlet: Outlet, interval_s: float) -> Iterator[None]:
-    """While this lasts, an outlet from which nothing was taken for `interval_s` seconds gets a comment; 0: never."""
+def kept_alive(outlet: Outlet, interval_s: float, sign: bytes = COMMENT) -> Iterator[None]:
+    """While this lasts, an outlet from which nothing was taken for `interval_s` seconds gets a sign; 0: never."""
     if not interval_s:
         yield
         return
@@ -25,7 +25,7 @@ def kept_alive(outlet: Outlet, interval_s: float) -> Iterator[None]:
         if outlet.closed:
             return
         if outlet.is_quiet:
-            outlet.write(COMMENT)
+            outlet.write(sign)
         outlet.is_quiet = True
         timer = loop.call_later(interval_s, check)
 
