@@ -33,6 +33,7 @@ from chairlift.server.openapi.document import Keys, document
 from chairlift.server.passes import MakeJob, Passes, Reader
 from chairlift.server.request_line import RequestLine
 from chairlift.server.rerank import PAIR_ROUTES
+from chairlift.server.responses.request import read_response
 from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
 from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
@@ -87,6 +88,7 @@ class App:
         self._routes: dict[bytes, Route] = {}
         self._add("/v1/completions", post, self._completions, operations.COMPLETIONS)
         self._add("/v1/chat/completions", post, self._chat_completions, operations.CHATS)
+        self._add("/v1/responses", post, self._responses, operations.RESPONSES)
         for path, (make_job, operation) in (PASS_ROUTES | PAIR_ROUTES).items():
             self._add(path, post, partial(self._read, make_job), operation)
         self._add("/v1/models", get, self._models, operations.MODELS)
@@ -287,6 +289,9 @@ class App:
 
     async def _chat_completions(self, exchange: Exchange) -> None:
         await self._generate(exchange, read_chat)
+
+    async def _responses(self, exchange: Exchange) -> None:
+        await self._generate(exchange, read_response)
 
     async def _messages(self, exchange: Exchange) -> None:
         await self._generate(exchange, read_message)
