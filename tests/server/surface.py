@@ -155,6 +155,11 @@ ROUTES: dict[str, Listed] = {
     "/metrics": Listed(Opens.METRICS),
     "/health": Listed(Opens.ANYBODY),
     "/ready": Listed(Opens.ANYBODY),
+    "/ping": Listed(Opens.ANYBODY),
+    "/v2/health/live": Listed(Opens.ANYBODY),
+    "/v2/health/ready": Listed(Opens.ANYBODY),
+    "/v2": Listed(),
+    "/v2/models/{model}": Listed(),
     "/admin/limits": Listed(
         Opens.OWNER, ("GET", "HEAD", "PATCH"), {"max_num_seqs": 4}, LimitsBody, exempt={"model": "it has one engine"}
     ),

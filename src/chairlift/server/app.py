@@ -28,6 +28,8 @@ from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.kserve import MODEL_PATH as PROBED_PATH
+from chairlift.server.kserve import Probes
 from chairlift.server.logs import ABOUT
 from chairlift.server.openapi.document import Keys, document
 from chairlift.server.passes import MakeJob, Passes, Reader
@@ -101,13 +103,15 @@ class App:
         self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
         self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
+        *probes, of_models = Probes(self._check_ready, self._served).routes()
+        self._routes.update((route.name.encode(), route) for route in probes)
         self._document: bytes | None = None
         """Made when somebody asks for it first."""
         self._unknown_route = Route(_UNKNOWN)
         model = Route(
             "/v1/models/{model}", dict.fromkeys(get, self._model), operations=dict.fromkeys(get, operations.MODEL)
         )
-        self._prefixes = {_MODEL_PATH: model}
+        self._prefixes = {_MODEL_PATH: model, PROBED_PATH.encode(): of_models}
         """Routes of paths that begin so, where no route has the whole path."""
         if admin is not None:
             self._add_admin(admin)
@@ -377,9 +381,13 @@ class App:
         self._check_engine()
         await exchange.respond(200, encode_json({"status": "ok"}))
 
-    async def _ready(self, exchange: Exchange) -> None:
+    def _check_ready(self) -> None:
+        """Raises a 503 unless requests are served."""
         self._check_open()
         self._check_engine()
+
+    async def _ready(self, exchange: Exchange) -> None:
+        self._check_ready()
         await exchange.respond(200, encode_json({"status": "ready"}))
 
     def _engine(self) -> tuple[Engine, Generation]:
