@@ -67,12 +67,6 @@ class Question:
     dialect: Callable[[Heading], Dialect]
     names: Mapping[str, str] = field(default_factory=dict)
     """What this API calls fields of which others speak."""
-
-    def in_its_words(self, error: ApiError) -> ApiError:
-        """An error of what comes after the reading, in the names of this API."""
-        return renamed(error, self.names) if self.names else error
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What this API calls fields of which others speak."""
     sign_of_life: bytes = COMMENT
     """What a stream says while there is nothing to say, if connections are to be kept alive."""
 
