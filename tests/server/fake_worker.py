@@ -17,6 +17,7 @@ from hashlib import sha256
 
 import msgspec
 
+from chairlift.core.look import Look, Phase, Seen
 from chairlift.core.types import (
     Decisions,
     EngineStats,
@@ -26,7 +27,20 @@ from chairlift.core.types import (
     Request,
     TokenLogprob,
 )
-from chairlift.wire import Abort, Add, Drain, Failed, Ready, Refused, SetLimits, Step, decode_to_worker, encode
+from chairlift.wire import (
+    Abort,
+    Add,
+    Drain,
+    Failed,
+    Ready,
+    Refused,
+    SetLimits,
+    Step,
+    Watch,
+    Watched,
+    decode_to_worker,
+    encode,
+)
 
 ALPHABET = "etaoin shrdlu é ü 日本 🙂 "
 END = 256
@@ -173,6 +187,9 @@ class FakeWorker:
             self.ended += [self._ended(row, time.monotonic(), FinishReason.ABORT) for row in gone]
             self.waiting = deque(row for row in self.waiting if row.request.id != message.id)
             self.running = [row for row in self.running if row.request.id != message.id]
+        elif isinstance(message, Watch):
+            self.sock.settimeout(None)
+            self.sock.sendall(encode(Watched([self._look()], time.monotonic())))
         elif isinstance(message, SetLimits):
             change = message.change
             self.changes.append(change)
@@ -187,6 +204,28 @@ class FakeWorker:
                 self.sock.sendall(encode(Refused(request.id, "refused as told", "prompt", REFUSE_LATE in text)))
                 return
             self.waiting.extend(Row(request, choice) for choice in range(request.n))
+
+    def _look(self) -> Look:
+        rows = [*enumerate(self.running), *((-1, row) for row in self.waiting)]
+        seen = [
+            Seen(
+                id=row.request.id,
+                choice=row.choice,
+                slot=slot,
+                phase=Phase.WAITING if slot < 0 else Phase.DECODE if row.tokens else Phase.PREFILL,
+                num_prompt_tokens=len(row.request.prompt),
+                num_output_tokens=len(row.tokens),
+                max_output_tokens=self._length(row),
+                num_computed_tokens=len(row.request.prompt) + len(row.tokens) - 1 if row.tokens else 0,
+                num_cached_tokens=0,
+                num_blocks=1,
+                num_preemptions=0,
+                arrival=row.request.arrival,
+                first_scheduled=row.first_scheduled,
+            )
+            for slot, row in rows
+        ]
+        return Look([one for one in seen if one.slot >= 0], [one for one in seen if one.slot < 0])
 
     def _step(self) -> None:
         now = time.monotonic()

@@ -31,6 +31,8 @@ from chairlift.server.ports import ServedText
 from chairlift.server.tls import server_context
 from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.traced import Traces
+from chairlift.server.ui.recent import Recent
+from chairlift.server.ui.watching import Watching
 from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
@@ -55,7 +57,8 @@ class RunningServer:
         self.worker = worker
         self.options = options
         self.loop = uvloop.new_event_loop()
-        self.explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        is_told = bool(options.admin_api_keys) or options.has_ui
+        self.explanations = Explanations(options.keep_explanations) if is_told else None
         self.usage_log = None if options.usage_log is None else UsageLog(options.usage_log, time.monotonic, time.time)
         self._client_sock = client_sock
         self._text = text
@@ -81,8 +84,9 @@ class RunningServer:
         keys = NO_KEYS if options.api_key_file is None else read_api_keys(options.api_key_file)
         self.admission = Admission(options.admission, policy=options.scheduling_policy)
         self.admission.set_own_limits(keys.limits)
+        recent = Recent() if options.has_ui else None
         _, self.client = await self.loop.create_unix_connection(
-            lambda: EngineClient(_metrics, self.explanations, self.admission), sock=client_sock
+            lambda: EngineClient(_metrics, self.explanations, self.admission, recent=recent), sock=client_sock
         )
         self.app = App(
             Access(
@@ -96,7 +100,12 @@ class RunningServer:
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
-            admin=None if self.explanations is None else Admin(self.explanations, options.admission),
+            admin=Admin(self.explanations, options.admission)
+            if self.explanations is not None and options.admin_api_keys
+            else None,
+            watching=Watching(self.explanations, time.monotonic, moment_s=0.0)
+            if self.explanations is not None and options.has_ui
+            else None,
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
             usage_log=self.usage_log,

@@ -25,7 +25,7 @@ class Opens(Enum):
     """Whom a route is open to."""
 
     ANYBODY = auto()
-    """Without a key, where there are keys. Keep this list as short as it is."""
+    """Without a key, where there are keys. Keep this list as short as it is. A page may be here that holds nothing."""
     CLIENTS = auto()
     METRICS = auto()
     OWNER = auto()
@@ -160,6 +160,9 @@ ROUTES: dict[str, Listed] = {
     "/v2/health/ready": Listed(Opens.ANYBODY),
     "/v2": Listed(),
     "/v2/models/{model}": Listed(),
+    "/ui": Listed(Opens.ANYBODY),
+    "/ui/live": Listed(),
+    "/ui/requests/{id}": Listed(),
     "/admin/limits": Listed(
         Opens.OWNER, ("GET", "HEAD", "PATCH"), {"max_num_seqs": 4}, LimitsBody, exempt={"model": "it has one engine"}
     ),

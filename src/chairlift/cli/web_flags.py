@@ -31,6 +31,12 @@ def add_web_flags(parser: argparse.ArgumentParser) -> None:
         "(default: none)",
     )
     group.add_argument(
+        "--ui",
+        action=argparse.BooleanOptionalAction,
+        help="a page at /ui to watch the server and to chat, and what `chairlift top` shows (default: on where no API "
+        "key is asked for)",
+    )
+    group.add_argument(
         "--root-path", default="", metavar="PREFIX", help="prefix that a proxy puts before all paths, such as /llm"
     )
     group.add_argument(
@@ -54,6 +60,7 @@ def web_options(arguments: argparse.Namespace) -> dict[str, Any]:
         "ssl_keyfile": arguments.ssl_keyfile,
         "ssl_ca_certs": arguments.ssl_ca_certs,
         "allowed_origins": origins(arguments.allowed_origins or ()),
+        "ui": arguments.ui,
         "root_path": arguments.root_path.rstrip("/"),
         "sse_keep_alive_interval_s": arguments.sse_keep_alive_interval,
     }

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from chairlift.server.api_keys import key_digest, plain_principals
 from chairlift.server.errors import ApiError
-from chairlift.server.identity import ANYBODY, Principal
+from chairlift.server.identity import ANYBODY, Principal, View
 
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _ANY = "*"
@@ -83,6 +83,27 @@ class Access:
             _checked(headers, self._metrics_digests, "metrics API key")
         else:
             self.principal(headers)
+
+    def view(self, headers: Mapping[bytes, bytes]) -> View:
+        """What who watches may see: with an admin key all, with an API key what is their own, and sums as in metrics.
+
+        Where there are no keys at all, whoever may ask sees all; where others than API keys are, sums at most.
+
+        Raises:
+            ApiError: as from `principal`.
+        """
+        if self._is_owner(headers):
+            return View(ANYBODY, sees_all=True, sees_own=True, sees_sums=True)
+        principal = self.principal(headers)
+        is_open = not (self.has_keys or self._admin_digests or self._metrics_digests)
+        return View(principal, is_open, is_open or self.has_keys, not self._metrics_digests)
+
+    def _is_owner(self, headers: Mapping[bytes, bytes]) -> bool:
+        try:
+            self.check_admin(headers)
+        except ApiError:
+            return False
+        return True
 
     def _check_names(self, headers: Mapping[bytes, bytes]) -> None:
         if self._any_name:

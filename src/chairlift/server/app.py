@@ -40,6 +40,8 @@ from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
 from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
 from chairlift.server.traced import Traced, Traces
+from chairlift.server.ui.shapes import LIVE_PATH, PAGE_PATH, STORY_PATH
+from chairlift.server.ui.watching import LIVE, PAGE, STORY, Watching
 from chairlift.server.usage import Used
 from chairlift.server.usage_log import UsageLog
 from chairlift.server.watchdog import Watchdog
@@ -64,6 +66,7 @@ class App:
         stall_timeout_s: float,
         log_requests: bool,
         admin: Admin | None = None,
+        watching: Watching | None = None,
         cors: Cors | None = None,
         root_path: str = "",
         usage_log: UsageLog | None = None,
@@ -115,6 +118,8 @@ class App:
         """Routes of paths that begin so, where no route has the whole path."""
         if admin is not None:
             self._add_admin(admin)
+        if watching is not None:
+            self._add_watching(watching)
 
     def _add(
         self,
@@ -126,6 +131,7 @@ class App:
         is_open: bool = False,
         is_logged: bool = True,
         is_metrics: bool = False,
+        is_watched: bool = False,
     ) -> None:
         self._routes[path.encode()] = Route(
             path,
@@ -133,6 +139,7 @@ class App:
             is_open,
             is_logged,
             is_metrics=is_metrics,
+            is_watched=is_watched,
             operations=dict.fromkeys(methods, operation),
         )
 
@@ -155,6 +162,24 @@ class App:
         self._routes[LIMITS_PATH.encode()] = limits
         self._routes[REQUESTS_PATH.encode()] = reads(REQUESTS_PATH, admin.requests, operations.REQUESTS)
         self._prefixes[REQUEST_PATH.encode()] = reads(REQUEST_PATH + "{id}", admin.request, operations.REQUEST)
+
+    def _add_watching(self, watching: Watching) -> None:
+        async def live(exchange: Exchange) -> None:
+            await watching.live(exchange, self._engine()[0], self._state())
+
+        async def story(exchange: Exchange) -> None:
+            await watching.story(exchange, self._engine()[0])
+
+        get = ("GET", "HEAD")
+        self._add(PAGE_PATH, get, watching.page, PAGE, is_open=True, is_logged=False)
+        self._add(LIVE_PATH, get, live, LIVE, is_logged=False, is_watched=True)
+        self._prefixes[STORY_PATH.encode()] = Route(
+            STORY_PATH + "{id}",
+            dict.fromkeys(get, story),
+            is_logged=False,
+            is_watched=True,
+            operations=dict.fromkeys(get, STORY),
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -212,7 +237,11 @@ class App:
         elif route.is_metrics:
             self._access.check_metrics(exchange.headers)
         elif not route.is_open:
-            principal = exchange.principal = self._access.principal(exchange.headers)
+            if route.is_watched:
+                exchange.view = self._access.view(exchange.headers)
+                principal = exchange.principal = exchange.view.principal
+            else:
+                principal = exchange.principal = self._access.principal(exchange.headers)
             if principal.routes is not None and route is not self._unknown_route and route.name not in principal.routes:
                 raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
@@ -394,6 +423,15 @@ class App:
         if self.serving is None:
             raise unavailable("The model is being loaded.", "loading")
         return self.serving
+
+    def _state(self) -> str:
+        """How it is, in a word, for who watches."""
+        client = self._engine()[0].client
+        if client.dead.done():
+            return "engine_dead"
+        if self.watchdog.look(self._clock(), client.last_heard, client.longest_step_s):
+            return "engine_stalled"
+        return "draining" if self.draining else "serving"
 
     def _check_engine(self) -> None:
         """Raises a 503 unless the engine lives: it speaks after every step, and every second when idle."""

@@ -22,6 +22,7 @@ from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
 from chairlift.server.logs import ABOUT
+from chairlift.server.ui.recent import Recent
 from chairlift.wire import (
     MAX_FRAME_BYTES,
     Abort,
@@ -35,6 +36,8 @@ from chairlift.wire import (
     SetLimits,
     Step,
     ToWorker,
+    Watch,
+    Watched,
     decode_from_worker,
     encode,
 )
@@ -130,6 +133,7 @@ class EngineClient(asyncio.Protocol):
         explanations: Explanations | None = None,
         admission: Admission | None = None,
         encoder: EncoderSide | None = None,
+        recent: Recent | None = None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
@@ -154,6 +158,8 @@ class EngineClient(asyncio.Protocol):
         """What became of the last requests, if anybody may ask."""
         self.admission = admission if admission is not None else Admission()
         """Who may enter; hears from here what becomes of them."""
+        self.recent = recent
+        """How it was lately, if anybody may look."""
         self._make_metrics = make_metrics
         self._encoder = encoder
         """The side of an encoder whose engine is beside another one's."""
@@ -162,6 +168,8 @@ class EngineClient(asyncio.Protocol):
         self._live: dict[int, _Live] = {}
         self._leaving: dict[int, tuple[Callable[[Finish | None], None], int]] = {}
         """Who wants to know how an aborted request ended, and how many of its choices have not."""
+        self._watched: asyncio.Future[Watched] | None = None
+        """What the worker was asked to tell those who look, until it has."""
         self._next_id = 0
         self._has_miscounted = False
         self._limits = LimitChange()
@@ -190,9 +198,9 @@ class EngineClient(asyncio.Protocol):
         return self.metrics if self._encoder is None or not self._encoder.is_open else self._encoder.metrics
 
     def render_metrics(self) -> bytes:
-        """The series of every engine of this worker, in the Prometheus text format."""
+        """The series of every engine of this worker, and of this process, in the Prometheus text format."""
         sides = [self.metrics, self._encoder.metrics if self._encoder is not None else None]
-        return render_all([metrics for metrics in sides if metrics is not None])
+        return render_all([metrics for metrics in sides if metrics is not None], with_process=True)
 
     def submit(
         self,
@@ -244,6 +252,20 @@ class EngineClient(asyncio.Protocol):
             raise self.not_running()
         given = {name: value for name in change.__slots__ if (value := getattr(change, name)) is not None}
         self._limits = replace(self._limits, **given)
+
+    def watch(self) -> asyncio.Future[Watched]:
+        """Who runs and who waits, once the worker has told: one answer for all who ask meanwhile, so do not cancel it.
+
+        It is cancelled if the worker dies first.
+
+        Raises:
+            ApiError: 503, the worker is not there.
+        """
+        if self._watched is None:
+            if not self._send(Watch()):
+                raise self.not_running()
+            self._watched = asyncio.get_running_loop().create_future()
+        return self._watched
 
     def close_queue(self) -> None:
         """Tell the worker that little or nothing more will come."""
@@ -318,6 +340,10 @@ class EngineClient(asyncio.Protocol):
         elif isinstance(message, Ready):
             if not self.up.done():
                 self._open(message)
+        elif isinstance(message, Watched):
+            watched, self._watched = self._watched, None
+            if watched is not None and not watched.done():
+                watched.set_result(message)
         elif isinstance(message, Failed):
             self._die(message.message)
 
@@ -384,6 +410,8 @@ class EngineClient(asyncio.Protocol):
             except Exception:
                 self._broken(request_id)
         self._count(metrics.on_tokens, now, last_times, num_others)
+        if self.recent is not None and not step.engine:
+            self._count(self.recent.on_step, now, len(step.tokens), last_times, step.stats)
         for finish in step.finishes:
             self._count(metrics.on_finish, finish)
             self._finished(finish)
@@ -408,6 +436,8 @@ class EngineClient(asyncio.Protocol):
 
     def _first_token(self, one: _Live, now: float, metrics: ServingMetrics) -> None:
         self._count(metrics.on_first_token, now - one.arrival)
+        if self.recent is not None:
+            self._count(self.recent.on_first_token, now, now - one.arrival)
         if not one.prefilled:
             one.prefilled = True
             if one.ticket is not None:
@@ -486,6 +516,9 @@ class EngineClient(asyncio.Protocol):
             self._encoder.close()
         if self.explanations is not None:
             self.explanations.on_engine_dead()
+        if self._watched is not None:
+            self._watched.cancel()
+            self._watched = None
         lost, self._live = self._live, {}
         leaving, self._leaving = self._leaving, {}
         for then, _ in leaving.values():

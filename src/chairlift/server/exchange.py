@@ -9,7 +9,7 @@ from typing import Any
 
 from chairlift.server.anthropic.errors import error_body, is_theirs
 from chairlift.server.errors import ApiError, bad_request
-from chairlift.server.identity import ANYBODY, Principal
+from chairlift.server.identity import ANYBODY, NOTHING, Principal, View
 from chairlift.server.usage import Used
 
 Scope = MutableMapping[str, Any]
@@ -40,6 +40,8 @@ class Exchange:
         for name, value in scope["headers"]:
             self.headers.setdefault(name, value)
         self.principal: Principal = ANYBODY
+        self.view: View = NOTHING
+        """What it may see, of a request that watches."""
         self.status: int | None = None
         self.error_code: str | None = None
         """Of what it ended with, if that was an error: of its response, or within its stream."""

@@ -135,6 +135,10 @@ class Explanations:
         every = [*self._live, *reversed(self._ended)]
         return [told for told in every if told.id == public_id]
 
+    def told(self, engine_id: int) -> Told | None:
+        """The request of which the engine's one is a part; None if it is forgotten."""
+        return self._by_engine_id.get(engine_id)
+
     def name(self, engine_id: int) -> str | None:
         """The public id of a request; None if it is forgotten."""
         told = self._by_engine_id.get(engine_id)

@@ -29,6 +29,7 @@ def greeting(
     needs_key: bool,
     uds: str | None = None,
     generates: bool = True,
+    has_ui: bool = False,
 ) -> str:
     """A request to copy into a shell, and one in Python unless it goes through a Unix socket.
 
@@ -40,10 +41,11 @@ def greeting(
     key_header = ' -H "Authorization: Bearer $CHAIRLIFT_API_KEY"' if needs_key else ""
     key = 'os.environ["CHAIRLIFT_API_KEY"]' if needs_key else '"none"'
     imports = "import os\n\n  " if needs_key else ""
+    page = f"\nWatch it{' and chat' if generates else ''} in a browser: {url}/ui\n" if has_ui and uds is None else ""
     through = "" if uds is None else f" --unix-socket {shlex.quote(uds)}"
     shell = f"""Chairlift serves {model} at {uds or url}
 ({max_model_len} tokens of context, loaded in {load_s:.1f} s, {resident_bytes // _MIB} MiB)
-
+{page}
 Try it from a shell:
 
   curl{through} {url}/v1/{path} -H "Content-Type: application/json"{key_header} -d {shlex.quote(body)}

@@ -29,6 +29,21 @@ ANYBODY = Principal()
 """Who asks a server without keys."""
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """What somebody who watches the server may see; never what anybody said."""
+
+    principal: Principal
+    sees_all: bool
+    """Requests of everybody, not only of this principal."""
+    sees_own: bool
+    sees_sums: bool
+    """How many run and wait, how fast, how full the cache is."""
+
+
+NOTHING = View(ANYBODY, sees_all=False, sees_own=False, sees_sums=False)
+
+
 def unnamed_principal(digest: bytes) -> Principal:
     """Who has the key of this digest, if nobody gave a name to it."""
     return Principal(principal_name(digest), digest)

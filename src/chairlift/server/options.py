@@ -46,6 +46,8 @@ class ServerOptions:
     """Open the metrics and nothing else; without one, API keys open them."""
     keep_explanations: int = 1000
     """How many of the last answers the admin routes can explain."""
+    ui: bool | None = None
+    """Whether there is a page to watch the server; None: where no API key is asked for."""
     served_model_names: tuple[str, ...] = ()
     """Names that requests may use; the first is the one that responses carry. Empty: the model's own name."""
     allowed_hosts: tuple[str, ...] = ()
@@ -135,6 +137,11 @@ class ServerOptions:
     def wants_keys(self) -> bool:
         """Nobody is served without an API key."""
         return bool(self.api_keys) or self.api_key_file is not None
+
+    @property
+    def has_ui(self) -> bool:
+        """Whether the server may be watched."""
+        return not self.wants_keys if self.ui is None else self.ui
 
     def _check_web(self) -> None:
         """How it is reached besides its address."""

@@ -67,5 +67,7 @@ class Route:
     """Served with an admin key only."""
     is_metrics: bool = False
     """Served with a metrics key, if there are such keys."""
+    is_watched: bool = False
+    """Served with an API key, which shows what is its own, and with an admin key, which shows everything."""
     operations: dict[str, Operation] = field(default_factory=dict)
     """What the OpenAPI document tells of each method; HEAD is told like GET."""

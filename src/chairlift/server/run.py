@@ -49,6 +49,8 @@ from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
 from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.traced import Traces
+from chairlift.server.ui.recent import Recent
+from chairlift.server.ui.watching import Watching
 from chairlift.server.unix_socket import removed_at_end
 from chairlift.server.usage_log import UsageLog
 from chairlift.text.passages import PassageTokenizer, load_passages
@@ -159,7 +161,11 @@ class _Service:
         self._signals = 0
         self._told = asyncio.Event()
         """Something happened: a signal, or the engine is lost for good."""
-        self._explanations = Explanations(options.keep_explanations) if options.admin_api_keys else None
+        is_told = bool(options.admin_api_keys) or options.has_ui
+        self._explanations = Explanations(options.keep_explanations) if is_told else None
+        watching = None
+        if self._explanations is not None and options.has_ui:
+            watching = Watching(self._explanations, time.monotonic)
         self._access = Access(
             options.api_keys,
             options.host,
@@ -176,7 +182,10 @@ class _Service:
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
-            admin=None if self._explanations is None else Admin(self._explanations, options.admission),
+            admin=Admin(self._explanations, options.admission)
+            if self._explanations is not None and options.admin_api_keys
+            else None,
+            watching=watching,
             cors=Cors(options.allowed_origins) if options.allowed_origins else None,
             root_path=options.root_path,
             usage_log=usage_log,
@@ -190,7 +199,8 @@ class _Service:
         if self._context is not None or self._options.api_key_file is not None:
             loop.add_signal_handler(signal.SIGHUP, self._renew)
         side = EncoderSide(self._encoder_admission, self._encoder_metrics)
-        client = EngineClient(self._metrics, self._explanations, self._admission, side)
+        recent = Recent() if self._options.has_ui else None
+        client = EngineClient(self._metrics, self._explanations, self._admission, side, recent)
         restarts = Restarts(self._options.max_engine_restarts)
         tell = _worker_log.warning if self._options.log_format == "json" else None
         supervisor = Supervisor(self._command, client, self.app.watchdog, restarts, time.monotonic, tell)
@@ -338,6 +348,7 @@ class _Service:
             needs_key=self._options.wants_keys,
             uds=self._options.uds,
             generates=ready.generates,
+            has_ui=self._options.has_ui,
         )
         try:
             print(text, flush=True)

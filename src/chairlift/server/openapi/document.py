@@ -188,7 +188,8 @@ def _security(route: Route, keys: Keys) -> list[Mapping[str, list[str]]]:
         return [{METRICS_KEY: []}]
     if route.is_open or not keys.api:
         return []
-    return [{KEY: []}, {KEY_IN_HEADER: []}]
+    owner: list[Mapping[str, list[str]]] = [{ADMIN_KEY: []}] if route.is_watched else []
+    return [{KEY: []}, {KEY_IN_HEADER: []}, *owner]
 
 
 def _success(operation: Operation, schemas: _Schemas, *, has_content: bool) -> Json:

@@ -1,0 +1,1 @@
+"""Watching a server: a page, and the figures that it and `chairlift top` show."""
