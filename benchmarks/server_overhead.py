@@ -1,6 +1,6 @@
 """CPU time of the HTTP server per streamed chunk: many streams, tokens at no cost, everything else as in `serve`.
 
-    python benchmarks/server_overhead.py [--streams 256] [--tokens 256] [--step-ms 40] [--model NAME]
+    python benchmarks/server_overhead.py [--streams 256] [--tokens 256] [--step-ms 40] [--model NAME] [--api chat]
 
 The server is the real one in a process of its own, with the real tokenizer. In place of the engine stands a process
 that gives every stream a token every `--step-ms`; with 0 it does not wait, which shows the highest rate but lets chunks
@@ -26,6 +26,11 @@ from chairlift.server import ServerOptions, serve
 from chairlift.wire import Abort, Add, Drain, Ready, Step, decode_to_worker, encode
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+APIS = {
+    "chat": ("/v1/chat/completions", "max_tokens", "messages", b"[DONE]"),
+    "responses": ("/v1/responses", "max_output_tokens", "input", b'"total_tokens":'),
+}
+"""Where to ask, what the fields are called, and what the end of a whole stream holds."""
 VOCABULARY = range(300, 30_000)
 """Ordinary tokens of the default model."""
 
@@ -36,6 +41,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--step-ms", type=float, default=40.0)
     parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--api", choices=APIS, default="chat")
     parser.add_argument("--role", choices=("client", "server", "worker"), default="client", help=argparse.SUPPRESS)
     parser.add_argument("--fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -123,7 +129,8 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float | int | str]
     for _ in range(2):  # the first round warms caches up
         counts = Counts()
         before, began = cpu_seconds(server.pid), time.monotonic()
-        await asyncio.gather(*(stream(port, arguments.tokens, counts) for _ in range(arguments.streams)))
+        streams = (stream(port, arguments.api, arguments.tokens, counts) for _ in range(arguments.streams))
+        await asyncio.gather(*streams)
         cpu_s, wall_s = cpu_seconds(server.pid) - before, time.monotonic() - began
         results.append((counts, cpu_s, wall_s))
     server.terminate()
@@ -144,22 +151,23 @@ async def measure(arguments: argparse.Namespace) -> dict[str, float | int | str]
     }
 
 
-async def stream(port: int, num_tokens: int, counts: Counts) -> None:
+async def stream(port: int, api: str, num_tokens: int, counts: Counts) -> None:
+    path, max_tokens, messages, whole = APIS[api]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
         {
-            "messages": [{"role": "user", "content": "count the chunks"}],
+            messages: [{"role": "user", "content": "count the chunks"}],
             "stream": True,
-            "max_tokens": num_tokens,
+            max_tokens: num_tokens,
             "ignore_eos": True,
         }
     ).encode()
     writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        b"content-length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
     )
     end = b""
-    while b"[DONE]" not in end:
+    while whole not in end:
         data = await reader.read(1 << 16)
         if not data:
             break
