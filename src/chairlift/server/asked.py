@@ -51,7 +51,9 @@ class Asked:
 
     def shown(self, parts: list[Part]) -> list[Part]:
         """What the client is to see of them."""
-        return [part for part in joined(parts) if self.show.include_reasoning or not isinstance(part, Reasoning)]
+        if self.show.include_reasoning:
+            return joined(parts)
+        return [part for part in joined(parts) if not isinstance(part, Reasoning)]
 
     def echo(self) -> str:
         """The prompt as text, if it is to be repeated before the answer."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -40,8 +39,10 @@ class CallArguments:
 Part = Content | Reasoning | CallBegin | CallArguments
 
 
-def joined(parts: Iterable[Part]) -> list[Part]:
-    """The same parts, neighbours of one kind made one."""
+def joined(parts: list[Part]) -> list[Part]:
+    """The same parts, neighbours of one kind made one. Called for every token: most say one thing or nothing."""
+    if len(parts) < 2:
+        return parts
     kept: list[Part] = []
     for _, run in groupby(parts, type):
         neighbours = list(run)
