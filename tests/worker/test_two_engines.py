@@ -75,9 +75,15 @@ def text(id: int, length: int = 5, **fields: float) -> Request:
     return Request(id, [7] * length, NO_SAMPLING, time.monotonic(), pooling=PoolingParams(), **fields)  # type: ignore[arg-type]
 
 
-def running_both(fails: frozenset[int] = frozenset(), wait_s: float = 0.001, device: Device | None = None) -> Running:
+def running_both(
+    fails: frozenset[int] = frozenset(),
+    wait_s: float = 0.001,
+    device: Device | None = None,
+    heartbeat_s: float = 60.0,
+) -> Running:
     device = device or Device()
-    return Running(NotedExecutor(device), encoder=reading_engine(ReadingExecutor(device, fails), wait_s))
+    encoder = reading_engine(ReadingExecutor(device, fails), wait_s)
+    return Running(NotedExecutor(device), encoder=encoder, heartbeat_s=heartbeat_s)
 
 
 def test_each_gets_what_it_would_get_alone_and_they_take_turns() -> None:
@@ -124,6 +130,16 @@ def test_a_filling_batch_does_not_hold_up_a_drain() -> None:
     with running_both(wait_s=600.0) as both:
         both.add(text(FIRST_TEXT))
     assert both.emitted.finishes[FIRST_TEXT, 0].reason is FinishReason.STOP
+
+
+def test_both_send_heartbeats_when_a_batch_that_was_waited_for_is_over() -> None:
+    """The time at which it began must not be waited for again, for ever and in silence."""
+    with running_both(heartbeat_s=0.01) as both:
+        both.add(text(FIRST_TEXT))
+        both.wait_finished(FIRST_TEXT)
+        told = len(both.emitted.steps)
+        both.emitted.wait_for(lambda: {step.engine for step in both.emitted.steps[told:]} == {0, 1})
+        assert both.loop._engines[-1].wake_at() is not None, "there is something that could be waited for"
 
 
 def test_what_goes_to_the_wrong_engine_is_refused() -> None:

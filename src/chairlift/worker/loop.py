@@ -146,7 +146,8 @@ class EngineLoop:
 
     def _sleep(self) -> None:
         """Wait for a command, or for what the engine waits for; if neither comes for long, send a heartbeat."""
-        wakes = [when for engine in self._engines if (when := engine.wake_at()) is not None]
+        waiting = [engine for engine in self._engines if engine.has_work]  # others say what they last waited for
+        wakes = [when for engine in waiting if (when := engine.wake_at()) is not None]
         rest_s = max(0.0, min(wakes) - self._clock()) if wakes else self._heartbeat_s
         try:
             command = self._inbox.get(timeout=min(rest_s, self._heartbeat_s))
