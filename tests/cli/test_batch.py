@@ -15,7 +15,6 @@ import pytest
 
 from chairlift.cli.batch import (
     Ask,
-    BatchRequest,
     Progress,
     check_requests,
     finished_ids,
@@ -24,6 +23,7 @@ from chairlift.cli.batch import (
     run_batch,
 )
 from chairlift.core.errors import EngineDead, InvalidOption
+from chairlift.server.batches.lines import BatchRequest
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
@@ -36,6 +36,10 @@ def line(custom_id: object = "a", url: object = COMPLETION, body: object = None,
 def write(path: Path, *lines: str) -> Path:
     path.write_text("".join(lines), encoding="utf-8")
     return path
+
+
+def asked(custom_id: str, url: str, body: dict[str, Any]) -> BatchRequest:
+    return BatchRequest(custom_id, url, json.dumps(body).encode())
 
 
 def run(requests: Sequence[BatchRequest], ask: Ask, output: Any, max_in_flight: int = 3) -> Progress:
@@ -75,7 +79,8 @@ class TestInput:
         ("bad", "reason"),
         [
             ("{", "not JSON"),
-            ("[" * 100_000, "not JSON"),
+            ('{"body": ' + "[" * 100_000, "not JSON"),
+            ("[" * 100_000, "must be an object"),
             ("[]", "must be an object"),
             (line(custom_id=None), "custom_id"),
             (line(custom_id=""), "custom_id"),
@@ -106,7 +111,7 @@ class TestRun:
     def test_every_request_gets_its_own_result_in_any_order(self) -> None:
         random = Random(1)
         requests = [
-            BatchRequest(str(i), COMPLETION, {"prompt": f"p{i}", "turns": random.randrange(9), "bad": i % 7 == 0})
+            asked(str(i), COMPLETION, {"prompt": f"p{i}", "turns": random.randrange(9), "bad": i % 7 == 0})
             for i in range(60)
         ]
         output = io.BytesIO()
@@ -117,10 +122,10 @@ class TestRun:
         assert list(written) != [request.custom_id for request in requests]
         for request in requests:
             response = written[request.custom_id]["response"]
-            if request.body["bad"]:
+            if json.loads(request.body)["bad"]:
                 assert (response["status_code"], response["body"]["error"]["message"]) == (400, "bad")
             else:
-                assert (response["status_code"], response["body"]["echo"]) == (200, request.body["prompt"])
+                assert (response["status_code"], response["body"]["echo"]) == (200, json.loads(request.body)["prompt"])
 
     def test_no_more_in_flight_than_allowed(self) -> None:
         now, most = 0, 0
@@ -134,12 +139,12 @@ class TestRun:
             now -= 1
             return await echo(url, body)
 
-        run([BatchRequest(str(i), CHAT, {"prompt": ""}) for i in range(30)], ask, io.BytesIO(), max_in_flight=4)
+        run([asked(str(i), CHAT, {"prompt": ""}) for i in range(30)], ask, io.BytesIO(), max_in_flight=4)
         assert most == 4
 
     def test_a_stream_is_refused(self) -> None:
         output = io.BytesIO()
-        progress = run([BatchRequest("a", CHAT, {"prompt": "", "stream": True})], echo, output)
+        progress = run([asked("a", CHAT, {"prompt": "", "stream": True})], echo, output)
         assert progress.num_failed == 1
         assert results(output.getvalue())["a"]["response"]["body"]["error"]["param"] == "stream"
 
@@ -151,7 +156,7 @@ class TestRun:
 
         output = io.BytesIO()
         with pytest.raises(EngineDead, match=r"The engine stopped\."):
-            run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(30)], ask, output)
+            run([asked(str(i), CHAT, {"prompt": i}) for i in range(30)], ask, output)
         assert set(results(output.getvalue())) <= {str(i) for i in range(5)}
 
 
@@ -179,7 +184,7 @@ class TestDisk:
                 return min(7, len(data))
 
         output = Slow()
-        run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(3)], echo, output)
+        run([asked(str(i), CHAT, {"prompt": i}) for i in range(3)], echo, output)
         assert set(results(output.content)) == {"0", "1", "2"}
 
     def test_a_full_disk_ends_the_run_and_what_is_in_flight(self) -> None:
@@ -197,13 +202,13 @@ class TestDisk:
             raise AssertionError
 
         with pytest.raises(InvalidOption, match="cannot be written: No space left"):
-            run([BatchRequest(str(i), CHAT, {"prompt": i}) for i in range(3)], ask, FullDisk())
+            run([asked(str(i), CHAT, {"prompt": i}) for i in range(3)], ask, FullDisk())
         assert cancelled == 2
 
 
 class TestResume:
     def test_a_file_cut_at_any_byte_goes_on_without_loss_or_repetition(self, tmp_path: Path) -> None:
-        requests = [BatchRequest(str(i), COMPLETION, {"prompt": f"ü{i}"}) for i in range(4)]
+        requests = [asked(str(i), COMPLETION, {"prompt": f"ü{i}"}) for i in range(4)]
         whole = io.BytesIO()
         run(requests, echo, whole)
         path = tmp_path / "out.jsonl"

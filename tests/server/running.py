@@ -21,6 +21,8 @@ from chairlift.server.access import Access
 from chairlift.server.admin import Admin
 from chairlift.server.api_keys import NO_KEYS, read_api_keys
 from chairlift.server.app import App
+from chairlift.server.batches.service import BatchService, open_store
+from chairlift.server.batches.store import Store
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
 from chairlift.server.explanations import Explanations
@@ -66,11 +68,15 @@ class RunningServer:
         self.admission: Admission
         self.client: EngineClient
         self.app: App
+        self.access: Access
+        self.store: Store | None = None
         self.generation: Generation
         self.http: HttpServer
         self.port = 0
         self.baseline_tasks = 0
         self._pool = ThreadPoolExecutor(NUM_THREADS)
+        self._stack = contextlib.ExitStack()
+        """Leaves the folder of batches."""
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def start(self) -> None:
@@ -88,15 +94,16 @@ class RunningServer:
         _, self.client = await self.loop.create_unix_connection(
             lambda: EngineClient(_metrics, self.explanations, self.admission, recent=recent), sock=client_sock
         )
+        self.access = Access(
+            options.api_keys,
+            options.host,
+            options.allowed_hosts,
+            options.admin_api_keys,
+            options.metrics_api_keys,
+            keys.principals,
+        )
         self.app = App(
-            Access(
-                options.api_keys,
-                options.host,
-                options.allowed_hosts,
-                options.admin_api_keys,
-                options.metrics_api_keys,
-                keys.principals,
-            ),
+            self.access,
             time.monotonic,
             stall_timeout_s=options.stall_timeout_s,
             log_requests=options.log_requests,
@@ -142,14 +149,23 @@ class RunningServer:
             overload_status=options.overload_status,
         )
         self.app.serving = engine, self.generation
+        self.store = open_store(options, self._stack)
+        if self.store is not None:
+            self.app.batches = BatchService(
+                self.store, self.app.answer, lambda: not self.app.draining, self.access, self.client, time.time
+            )
+            self.app.batches.start()
         self.baseline_tasks = len(asyncio.all_tasks())
 
     def stop(self) -> None:
+        if self.app.batches is not None:
+            self.run(self.app.batches.close())
         self.run(self.http.stop())
         self.loop.call_soon_threadsafe(self.client.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(TIMEOUT_S)
         self._pool.shutdown()
+        self._stack.close()
         if self.usage_log is not None:
             self.usage_log.close(TIMEOUT_S)
         self.loop.close()

@@ -14,6 +14,8 @@ from typing import Any
 from chairlift.server.admin import LimitsBody
 from chairlift.server.anthropic.body import CountBody, MessagesBody
 from chairlift.server.app import App
+from chairlift.server.batches.batches import BatchBody
+from chairlift.server.batches.routes import UploadForm
 from chairlift.server.embeddings import ClassifyBody, EmbeddingBody
 from chairlift.server.protocol import ChatBody, CompletionBody
 from chairlift.server.rerank import RerankBody, ScoreBody
@@ -47,6 +49,10 @@ class Listed:
     """Limits that mean nothing here, each with the reason."""
     reads: str = ""
     """The kind of encoder that it needs, if any."""
+    needs_folder: bool = False
+    """It is about files and batches: see test_surface_of_batches.py."""
+    takes: str = ""
+    """What a body is, where it is not JSON."""
 
     @property
     def fields(self) -> frozenset[str]:
@@ -59,6 +65,8 @@ class Listed:
 
 
 USER = {"role": "user", "content": "hi"}
+FILE_ID = "file-" + "0" * 24
+"""Whoever asks puts the id of a file here that is there."""
 POST = ("POST",)
 
 EMBEDDINGS = Listed(
@@ -148,6 +156,17 @@ ROUTES: dict[str, Listed] = {
         exempt=dict.fromkeys(("prompt:", "messages:"), "one stands in for the other: see test_tokenizing.py"),
     ),
     "/detokenize": Listed(methods=POST, body={"tokens": [104, 105]}, struct=DetokenizeBody),
+    "/v1/files": Listed(methods=("POST", "GET", "HEAD"), struct=UploadForm, needs_folder=True, takes="a form"),
+    "/v1/files/{id}": Listed(methods=("GET", "HEAD", "DELETE"), needs_folder=True),
+    "/v1/files/{id}/content": Listed(needs_folder=True),
+    "/v1/batches": Listed(
+        methods=("POST", "GET", "HEAD"),
+        body={"input_file_id": FILE_ID, "endpoint": "/v1/completions", "completion_window": "24h"},
+        struct=BatchBody,
+        needs_folder=True,
+    ),
+    "/v1/batches/{id}": Listed(needs_folder=True),
+    "/v1/batches/{id}/cancel": Listed(methods=POST, needs_folder=True, takes="nothing"),
     "/v1/models": Listed(),
     "/v1/models/{model}": Listed(),
     "/version": Listed(),
@@ -173,8 +192,7 @@ ROUTES: dict[str, Listed] = {
 
 def served_routes(app: App) -> dict[str, tuple[str, ...]]:
     """What an app serves: names of its routes with their methods."""
-    routes = (*app._routes.values(), *app._prefixes.values())
-    return {route.name: tuple(route.methods) for route in routes}
+    return {route.name: tuple(route.methods) for route in app.routes}
 
 
 def method_with_body(listed: Listed) -> str:

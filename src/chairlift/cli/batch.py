@@ -1,37 +1,23 @@
-"""A file of requests in the OpenAI batch format, and the file of their results.
+"""A file of requests in the OpenAI batch format, answered offline into a file of their results.
 
-One JSON object per line: `custom_id`, `method` POST, `url`, `body`; results carry the `custom_id`, since they are
-written in the order in which they finish. A run that was cut off goes on where it stopped: what has a result is not
-asked again.
-
-Source: the OpenAI Batch API, "input file" and "output file".
+A run that was cut off goes on where it stopped: what has a result is not asked again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import secrets
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from chairlift.core.errors import ChairliftError, EngineDead, InvalidOption
+from chairlift.server.batches import lines
+from chairlift.server.batches.lines import BadLine, BatchRequest, is_streamed, result_line
+from chairlift.server.errors import bad_request
 
 URLS = ("/v1/chat/completions", "/v1/completions")
-MAX_LINE_BYTES = 8 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """One line of the input."""
-
-    custom_id: str
-    url: str
-    body: dict[str, Any]
-
 
 Ask = Callable[[str, bytes], Awaitable[tuple[int, bytes]]]
 """Serves a body posted to a path: status and response body."""
@@ -45,9 +31,9 @@ def read_requests(path: Path) -> Iterator[BatchRequest]:
     """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(_lines(file), 1):
-                if line.strip():
-                    yield _request(line, f"{path}: line {number}")
+            yield from lines.read_requests(file, URLS)
+    except BadLine as error:
+        raise InvalidOption(f"{path}: line {error.number}: {error.message}") from None
     except OSError as error:
         raise InvalidOption(f"{path}: cannot be read: {error.strerror}") from error
 
@@ -64,33 +50,6 @@ def check_requests(path: Path) -> set[str]:
             raise InvalidOption(f"{path}: the custom_id {request.custom_id!r} comes twice")
         seen.add(request.custom_id)
     return seen
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines of a file, the part of an overlong one that shows that it is."""
-    while line := file.readline(MAX_LINE_BYTES + 2):
-        yield line
-
-
-def _request(line: bytes, place: str) -> BatchRequest:
-    if len(line) > MAX_LINE_BYTES:
-        raise InvalidOption(f"{place}: longer than {MAX_LINE_BYTES} bytes")
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidOption(f"{place}: not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise InvalidOption(f"{place}: must be an object")
-    custom_id, url, body = content.get("custom_id"), content.get("url"), content.get("body")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise InvalidOption(f"{place}: custom_id must be a text that is not empty")
-    if content.get("method", "POST") != "POST":
-        raise InvalidOption(f"{place}: method must be POST")
-    if url not in URLS:
-        raise InvalidOption(f"{place}: url must be one of {', '.join(URLS)}")
-    if not isinstance(body, dict):
-        raise InvalidOption(f"{place}: body must be an object")
-    return BatchRequest(custom_id, url, body)
 
 
 def open_results(path: Path) -> IO[bytes]:
@@ -111,40 +70,14 @@ def finished_ids(path: Path) -> set[str]:
     Raises:
         InvalidOption: the file is not a file of results; nothing was changed.
     """
-    if not path.exists():
-        return set()
-    if not path.is_file():
+    if path.exists() and not path.is_file():
         raise InvalidOption(f"{path}: cannot be used: not a regular file")
     try:
-        with path.open("rb+") as file:
-            ids: set[str] = set()
-            end = 0
-            for number, line in enumerate(file, 1):
-                custom_id = _result_id(line)
-                if custom_id is None and line.endswith(b"\n"):
-                    raise InvalidOption(f"{path}: line {number} is not a result of a batch; is it the right file?")
-                if custom_id is None:
-                    file.truncate(end)
-                    break
-                ids.add(custom_id)
-                end += len(line)
-                if not line.endswith(b"\n"):
-                    file.seek(0, os.SEEK_END)
-                    file.write(b"\n")
-            return ids
+        return lines.finished_ids(path)
+    except BadLine as error:
+        raise InvalidOption(f"{path}: line {error.number} is {error.message}") from None
     except OSError as error:
         raise InvalidOption(f"{path}: cannot be used: {error.strerror}") from error
-
-
-def _result_id(line: bytes) -> str | None:
-    try:
-        content = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or "response" not in content:  # requests have a custom_id too
-        return None
-    custom_id = content.get("custom_id")
-    return custom_id if isinstance(custom_id, str) else None
 
 
 @dataclass(slots=True)
@@ -175,10 +108,11 @@ async def run_batch(
 
     async def work() -> None:
         for request in remaining:
-            status, response = await _ask_one(request, ask)
+            status, answer = await _ask_one(request, ask)
+            response = json.loads(answer)
             if status == 503:
                 raise EngineDead(_message(response))
-            _append(output, _result(request, status, response))
+            _append(output, result_line(request.custom_id, status, str(response.get("id", "")), answer))
             _count(progress, status, response)
             on_result(progress)
 
@@ -200,23 +134,10 @@ def _append(output: IO[bytes], line: bytes) -> None:
         raise InvalidOption(f"a result cannot be written: {error.strerror}") from error
 
 
-async def _ask_one(request: BatchRequest, ask: Ask) -> tuple[int, dict[str, Any]]:
-    if request.body.get("stream"):
-        error = {"message": "stream is not possible in a batch", "type": "invalid_request_error", "param": "stream"}
-        return 400, {"error": {**error, "code": None}}
-    status, response = await ask(request.url, json.dumps(request.body).encode())
-    content: dict[str, Any] = json.loads(response)
-    return status, content
-
-
-def _result(request: BatchRequest, status: int, response: dict[str, Any]) -> bytes:
-    result = {
-        "id": f"batch_req_{secrets.token_hex(12)}",
-        "custom_id": request.custom_id,
-        "response": {"status_code": status, "request_id": str(response.get("id", "")), "body": response},
-        "error": None,
-    }
-    return json.dumps(result, ensure_ascii=False).encode() + b"\n"
+async def _ask_one(request: BatchRequest, ask: Ask) -> tuple[int, bytes]:
+    if is_streamed(request.body):
+        return 400, bad_request("stream is not possible in a batch", "stream").body()
+    return await ask(request.url, request.body)
 
 
 def _count(progress: Progress, status: int, response: dict[str, Any]) -> None:

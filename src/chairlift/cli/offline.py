@@ -1,21 +1,22 @@
-"""The HTTP application without HTTP: the same checks and the same bodies, for requests that come from a file."""
+"""A model served to this process alone, by the HTTP application without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, MutableMapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
 
-from chairlift.cli.batch import MAX_LINE_BYTES, Ask
+from chairlift.cli.batch import Ask
 from chairlift.core.errors import EngineDead, InvalidModel
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
 from chairlift.server.app import App
+from chairlift.server.batches.lines import MAX_LINE_BYTES
 from chairlift.server.client import EngineClient
 from chairlift.server.generate import Engine, Generation
+from chairlift.server.inner import InnerExchange
 from chairlift.server.process import WorkerProcess
 from chairlift.server.served_text import load_served_text
 from chairlift.wire import Ready
@@ -71,30 +72,7 @@ async def served_offline(options: EngineOptions, names: tuple[str, ...] = ()) ->
 
 
 async def _ask(app: App, url: str, body: bytes) -> tuple[int, bytes]:
-    """Post a body as an HTTP server would hand it to the application."""
-    scope: MutableMapping[str, Any] = {
-        "type": "http",
-        "method": "POST",
-        "path": url,
-        "raw_path": url.encode(),
-        "query_string": b"",
-        "headers": [(b"host", HOST.encode()), (b"content-type", b"application/json")],
-    }
-    messages: list[MutableMapping[str, Any]] = [{"type": "http.request", "body": body, "more_body": False}]
-    status, pieces = 0, [b""]
-
-    async def receive() -> MutableMapping[str, Any]:
-        if messages:
-            return messages.pop()
-        await asyncio.Event().wait()  # nobody leaves before the answer
-        return {"type": "http.disconnect"}
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        else:
-            pieces.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return status, b"".join(pieces)
+    """Post a body as if it had come over HTTP."""
+    exchange = InnerExchange(url, body)
+    await app.answer(exchange)
+    return exchange.status or 0, exchange.answer

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.cli.admission_flags import add_admission_flags, caps
+from chairlift.cli.batch_flags import add_batch_flags, batch_options
 from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
@@ -64,6 +65,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _add_life_flags(group)
     _add_log_flags(group)
     add_web_flags(parser)
+    add_batch_flags(parser)
     add_admission_flags(parser)
     add_config_flag(parser)
     parser.set_defaults(run=run, parser=parser)
@@ -208,6 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
         usage_log=arguments.usage_log,
         otlp_traces_endpoint=arguments.otlp_traces_endpoint,
         **web_options(arguments),
+        **batch_options(arguments),
         admission=AdmissionLimits(**caps(arguments)),
         enable_per_request_metrics=arguments.enable_per_request_metrics,
         overload_status=arguments.overload_status,

@@ -113,6 +113,11 @@ class Admission:
         self._serial = 0
 
     @property
+    def max_num_seqs(self) -> int:
+        """Slots of the engine, as it was opened; 0 before."""
+        return self._max_num_seqs
+
+    @property
     def num_live(self) -> int:
         """Sequences admitted and not ended."""
         return self._all.num_live

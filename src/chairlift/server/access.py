@@ -54,6 +54,12 @@ class Access:
     def has_metrics_keys(self) -> bool:
         return bool(self._metrics_digests)
 
+    def named(self, name: str) -> Principal | None:
+        """Who goes by this name, if they have a key."""
+        if not self._principals:
+            return ANYBODY if name == ANYBODY.name else None
+        return next((one for one in self._principals.values() if one.name == name), None)
+
     def principal(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Who asks.
 

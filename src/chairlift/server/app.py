@@ -20,6 +20,8 @@ from chairlift.server.access import Access
 from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
 from chairlift.server.anthropic.dialect import count_message, read_message
 from chairlift.server.anthropic.operations import COUNT, MESSAGES
+from chairlift.server.batches.routes import batch_routes
+from chairlift.server.batches.service import BatchService
 from chairlift.server.chunks import read_chat, read_completion
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
@@ -52,6 +54,9 @@ _MODEL_PATH = b"/v1/models/"
 _UNKNOWN = "unknown"
 _CLOSE = (b"connection", b"close")
 
+FOR_NOW = (429, 503)
+"""Statuses of what may be served when it is asked again."""
+
 AdminEndpoint = Callable[[Exchange, EngineClient], Awaitable[None]]
 
 
@@ -73,12 +78,12 @@ class App:
         traces: Traces | None = None,
     ) -> None:
         self.serving: tuple[Engine, Generation] | None = None
+        self.tokenizing: Tokenizing | None = None
+        """What tells tokens of texts; there as soon as a model is served."""
         self.passes: Passes | None = None
         """What reads texts for vectors, if there is a model for that."""
         self.draining = False
         self.num_generating = 0
-        self.tokenizing: Tokenizing | None = None
-        """What tells tokens of texts; there as soon as a model is served."""
         """Requests for answers that are not finished."""
         self._access = access
         self._clock = clock
@@ -96,15 +101,15 @@ class App:
         self._add("/v1/responses", post, self._responses, operations.RESPONSES)
         for path, (make_job, operation) in (PASS_ROUTES | PAIR_ROUTES).items():
             self._add(path, post, partial(self._read, make_job), operation)
+        self._add("/v1/messages", post, self._messages, MESSAGES)
+        self._add("/v1/messages/count_tokens", post, partial(self._look_at, count_message), COUNT)
+        self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
+        self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
         self._add("/v1/models", get, self._models, operations.MODELS)
         self._add("/version", get, self._version, operations.VERSION)
         self._add("/metrics", get, self._metrics, operations.METRICS, is_logged=False, is_metrics=True)
         self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
-        self._add("/v1/messages", post, self._messages, MESSAGES)
-        self._add("/v1/messages/count_tokens", post, partial(self._look_at, count_message), COUNT)
-        self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
-        self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
         *probes, of_models = Probes(self._check_ready, self._served).routes()
         self._routes.update((route.name.encode(), route) for route in probes)
@@ -116,6 +121,15 @@ class App:
         )
         self._prefixes = {_MODEL_PATH: model, PROBED_PATH.encode(): of_models}
         """Routes of paths that begin so, where no route has the whole path."""
+        self.batches: BatchService | None = None
+        """Files and batches, if there are any."""
+        self._around: dict[tuple[bytes, bytes], Route] = {}
+        """Routes of paths that begin and end so."""
+        for begin, end, route in batch_routes(self._batches):
+            if end:
+                self._around[begin, end] = route
+            else:
+                (self._prefixes if begin.endswith(b"/") else self._routes)[begin] = route
         if admin is not None:
             self._add_admin(admin)
         if watching is not None:
@@ -207,7 +221,37 @@ class App:
             if exchange.used is not None:
                 self._settle(exchange, exchange.used, route.name, arrival)
 
+    async def answer(self, exchange: Exchange) -> None:
+        """Serve a request that this process asks itself; that whoever it is for may ask so was found out before.
+
+        What is refused for now, without having been worked at, was not asked: it is not written down.
+        """
+        arrival, route = self._clock(), self._routes[exchange.path]
+        try:
+            await route.methods[exchange.method](exchange)
+        except ApiError as error:
+            await self._refuse(exchange, error)
+        except Exception:
+            _log.exception("a request failed: route=%s", route.name, extra={ABOUT: exchange.id})
+            await self._refuse(exchange, internal())
+        finally:
+            used = exchange.used
+            if used is not None and (used.num_prompt_tokens or exchange.status not in FOR_NOW):
+                self._settle(exchange, used, route.name, arrival)
+
+    def _batches(self) -> BatchService | None:
+        self._engine()
+        return self.batches
+
+    @property
+    def routes(self) -> tuple[Route, ...]:
+        """All of them."""
+        return (*self._routes.values(), *self._around.values(), *self._prefixes.values())
+
     def _route_by_prefix(self, path: bytes) -> Route:
+        for (begin, end), route in self._around.items():
+            if path.startswith(begin) and path.endswith(end) and len(path) > len(begin) + len(end):
+                return route
         for prefix, route in self._prefixes.items():
             if path.startswith(prefix):
                 return route
@@ -288,6 +332,8 @@ class App:
             "route": route,
             "status": exchange.status,
         }
+        if exchange.batch is not None:
+            about["batch"] = exchange.batch
         total_s = {"total_s": round(self._clock() - arrival, 6)}
         metrics = self.serving[0].client.metrics if self.serving is not None else None
         if metrics is not None:
@@ -345,6 +391,13 @@ class App:
         with self._counted(client):
             await self.passes.serve(exchange, make_job)
 
+    async def _look_at(self, read: ReadBody, exchange: Exchange) -> None:
+        self._check_open()
+        if self.tokenizing is None:
+            raise unavailable("The model is being loaded.", "loading")
+        with self._counted(self._engine()[0].client):
+            await self.tokenizing.serve(exchange, read)
+
     def _check_open(self) -> None:
         """Raises a 503 if nothing new is begun any longer."""
         if self.draining:
@@ -374,13 +427,6 @@ class App:
         models = [_model_card(engine, name) for name, engine in self._served().items()]
         await exchange.respond(200, encode_json({"object": "list", "data": models}))
 
-    async def _look_at(self, read: ReadBody, exchange: Exchange) -> None:
-        self._check_open()
-        if self.tokenizing is None:
-            raise unavailable("The model is being loaded.", "loading")
-        with self._counted(self._engine()[0].client):
-            await self.tokenizing.serve(exchange, read)
-
     async def _model(self, exchange: Exchange) -> None:
         served = self._served()
         name = unquote(exchange.path[len(_MODEL_PATH) :].decode("latin-1"))
@@ -403,8 +449,7 @@ class App:
     def document(self) -> dict[str, Any]:
         """What this server has, as an OpenAPI document."""
         keys = Keys(api=self._access.has_keys, metrics=self._access.has_metrics_keys)
-        routes = (*self._routes.values(), *self._prefixes.values())
-        return document(routes, version=__version__, root_path=self._root.decode(), keys=keys)
+        return document(self.routes, version=__version__, root_path=self._root.decode(), keys=keys)
 
     async def _health(self, exchange: Exchange) -> None:
         self._check_engine()

@@ -31,6 +31,9 @@ BUFFER_BYTES = 16 << 10
 TLS_BUFFER_BYTES = 8 << 10
 """What may wait to be encrypted, besides 64 KiB that were."""
 
+MIN_UPLOAD_BYTES = 64 << 10
+"""What of an upload must arrive in the time in which other requests must arrive as a whole."""
+
 MAX_FRAMING = 8
 """Bytes on the wire per byte of a chunked body; one-byte chunks take six."""
 
@@ -43,6 +46,9 @@ class ConnectionLimits:
     """Of request line and headers together."""
     max_num_headers: int
     max_body_bytes: int
+    max_upload_bytes: int
+    """Of a body that is posted to one of the `upload_paths`."""
+    upload_paths: frozenset[bytes]
     receive_timeout_s: float
     write_timeout_s: float
 
@@ -72,6 +78,10 @@ class LimitedConnection(HttpToolsProtocol):
         self._refusal: ApiError | None = None
         self._turned_away = False
         self._num_discarded = 0
+        self._is_upload = False
+        self._max_body_bytes = limits.max_body_bytes
+        self._num_body_bytes_timed = 0
+        """Of an upload, when it was last looked at."""
         self._receive_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
@@ -135,15 +145,18 @@ class LimitedConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._num_raw_bytes = 0
+        limits = self._limits
+        self._is_upload = self.parser.get_method() == b"POST" and self.url.partition(b"?")[0] in limits.upload_paths
+        self._max_body_bytes = limits.max_upload_bytes if self._is_upload else limits.max_body_bytes
         for name, value in self.headers:
-            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._limits.max_body_bytes:
-                self._refuse(too_large(self._limits.max_body_bytes))
+            if name == b"content-length" and value.isdigit() and int(value[:20]) > self._max_body_bytes:
+                self._refuse(too_large(self._max_body_bytes))
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._num_body_bytes += len(body)
-        if self._num_body_bytes > self._limits.max_body_bytes:
-            self._refuse(too_large(self._limits.max_body_bytes))
+        if self._num_body_bytes > self._max_body_bytes:
+            self._refuse(too_large(self._max_body_bytes))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -213,6 +226,13 @@ class LimitedConnection(HttpToolsProtocol):
 
     def _not_received(self) -> None:
         self._receive_timer = None
+        if self._is_upload and self._receiving and not self.cycle.response_started:
+            # It may take as long as it takes, if it goes on; while it waits for our disk, it need not.
+            num_new = self._num_body_bytes - self._num_body_bytes_timed
+            self._num_body_bytes_timed = self._num_body_bytes
+            if num_new >= MIN_UPLOAD_BYTES or self.flow.read_paused:
+                self._start_receive_timer()
+                return
         if self._receiving and (self.cycle is None or not self.cycle.response_started):
             self._turn_away(ApiError(408, "The request did not arrive in time.", code="request_timeout"))
         elif self._receiving or self.cycle is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from chairlift.server.anthropic.errors import error_body, is_theirs
@@ -49,6 +49,10 @@ class Exchange:
         """What the log says about it besides the status."""
         self.used: Used | None = None
         """What it used, of a request that uses the engine."""
+        self.priority: int | None = None
+        """Of a request that this process asks itself, instead of what its body says."""
+        self.batch: str | None = None
+        """The batch that it is a line of."""
         self.common_headers: tuple[tuple[bytes, bytes], ...] = ()
         """Of whatever is answered."""
         self.id = self._given_id() or secrets.token_hex(16)
@@ -65,6 +69,15 @@ class Exchange:
             ApiError: 413 over `max_bytes`, 415 if it is encoded.
             ClientGone: the client left before the end.
         """
+        return b"".join([piece async for piece in self.pieces(max_bytes)])
+
+    async def pieces(self, max_bytes: int) -> AsyncIterator[bytes]:
+        """The request body as it arrives.
+
+        Raises:
+            ApiError: as `body`.
+            ClientGone: the client left before the end.
+        """
         encoding = self.headers.get(b"content-encoding", b"identity").strip().lower()
         if encoding not in (b"", b"identity"):
             raise ApiError(415, "Content-Encoding is not supported: send the body as it is.")
@@ -73,7 +86,6 @@ class Exchange:
             raise bad_request("Content-Length is not a number.")
         if length is not None and int(length) > max_bytes:
             raise too_large(max_bytes)
-        pieces: list[bytes] = []
         num_bytes = 0
         while True:
             message = await self._receive()
@@ -83,9 +95,10 @@ class Exchange:
             num_bytes += len(piece)
             if num_bytes > max_bytes:
                 raise too_large(max_bytes)
-            pieces.append(piece)
+            if piece:
+                yield piece
             if not message.get("more_body", False):
-                return b"".join(pieces)
+                return
 
     async def left(self) -> None:
         """Until the client leaves. Call after `body`."""
@@ -107,6 +120,12 @@ class Exchange:
     async def stream(self) -> None:
         """The beginning of a response whose body comes piece by piece."""
         await self._start(200, EVENTS, ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")))
+
+    async def begin(
+        self, status: int, content_type: bytes, num_bytes: int, headers: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> None:
+        """The beginning of a response of so many bytes that comes piece by piece."""
+        await self._start(status, content_type, (*headers, (b"content-length", b"%d" % num_bytes)))
 
     async def write(self, data: bytes, *, more: bool) -> None:
         """A piece of a streamed body; the last one with `more` false."""

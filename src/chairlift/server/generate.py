@@ -14,7 +14,7 @@ import asyncio
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from chairlift.core.admission import Admission
@@ -120,12 +120,14 @@ class Generation:
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
         principal = exchange.principal.name
-        if not _LIFTS.search(body):
+        if exchange.priority is None and not _LIFTS.search(body):
             with refusals(self._engine.client.metrics, self._overload_status):
                 self.admission.check_room(principal, tenant_name(exchange.headers, ""))
         preparing = partial(self._prepare, body, read)
         question, nums_tokens = await here_or_on(self._pool, preparing, inline=inline)
         asked = question.asked
+        if exchange.priority is not None:
+            asked = replace(asked, priority=exchange.priority)
         if exchange.used is not None:
             exchange.used.model = self._engine.served_names[0]
             exchange.used.tenant = tenant_name(exchange.headers, asked.user)

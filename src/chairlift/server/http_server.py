@@ -14,6 +14,8 @@ import uvicorn
 
 from chairlift.core.errors import InvalidOption
 from chairlift.server.app import App
+from chairlift.server.batches.files import FORM_BYTES
+from chairlift.server.batches.routes import FILES_PATH
 from chairlift.server.connection import ConnectionLimits, LimitedConnection
 from chairlift.server.options import ServerOptions
 from chairlift.server.unix_socket import bind_path
@@ -84,10 +86,15 @@ class HttpServer:
     def __init__(
         self, app: App, sock: socket.socket, options: ServerOptions, context: ssl.SSLContext | None = None
     ) -> None:
+        upload_paths: frozenset[bytes] = frozenset()
+        if options.batch_dir is not None:
+            upload_paths = frozenset(prefix + FILES_PATH.encode() for prefix in (b"", options.root_path.encode()))
         limits = ConnectionLimits(
             max_header_bytes=options.max_header_bytes,
             max_num_headers=options.max_num_headers,
             max_body_bytes=options.max_body_bytes,
+            max_upload_bytes=options.max_batch_file_bytes + FORM_BYTES,
+            upload_paths=upload_paths,
             receive_timeout_s=options.receive_timeout_s,
             write_timeout_s=options.write_timeout_s,
         )

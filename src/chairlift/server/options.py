@@ -76,6 +76,12 @@ class ServerOptions:
     """URL of an OpenTelemetry collector that gets a trace of each request, over OTLP in HTTP."""
     usage_log: str | None = None
     """File that gets a line for each request: who, how many tokens, how long, and nothing of what was said."""
+    batch_dir: str | None = None
+    """Folder for files and batches; without one there are none."""
+    max_batch_file_bytes: int = 128 << 20
+    """Of one file that is sent."""
+    max_batch_bytes: int = 1 << 30
+    """Of all files of one principal, results included."""
     uds: str | None = None
     """Path of a Unix socket to listen on instead of an address; only its owner may connect."""
     ssl_certfile: str | None = None
@@ -115,7 +121,14 @@ class ServerOptions:
                 raise InvalidOption(f"{name} must be at least 0")
         if any(not name or not name.isprintable() for name in self.served_model_names):
             raise InvalidOption("a served model name must not be empty, nor hold anything that cannot be printed")
-        for name in ("max_body_bytes", "max_header_bytes", "max_num_headers", "max_pending_bytes"):
+        for name in (
+            "max_batch_file_bytes",
+            "max_batch_bytes",
+            "max_body_bytes",
+            "max_header_bytes",
+            "max_num_headers",
+            "max_pending_bytes",
+        ):
             if getattr(self, name) < 1:
                 raise InvalidOption(f"{name} must be at least 1")
         for name in ("receive_timeout_s", "keep_alive_timeout_s", "write_timeout_s", "stall_timeout_s"):
@@ -145,7 +158,7 @@ class ServerOptions:
 
     def _check_web(self) -> None:
         """How it is reached besides its address."""
-        for name in ("uds", "usage_log", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        for name in ("uds", "usage_log", "batch_dir", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
             value = getattr(self, name)
             if value is not None and (not value or "\0" in value):
                 raise InvalidOption(f"{name} must name a file")

@@ -151,6 +151,8 @@ class Passes:
         body = await exchange.body(self._max_body_bytes)
         inline = len(body) <= INLINE_BYTES
         job = await here_or_on(self._pool, partial(self._prepare, body, make_job), inline=inline)
+        if exchange.priority is not None:
+            job.fields.priority = exchange.priority
         tenant = tenant_name(exchange.headers, user_name(job.fields))
         if exchange.used is not None:
             exchange.used.model = self.reader.served_names[0]

@@ -29,6 +29,8 @@ from chairlift.server.access import Access
 from chairlift.server.admin import Admin
 from chairlift.server.api_keys import NO_KEYS, ApiKeys, read_api_keys
 from chairlift.server.app import App
+from chairlift.server.batches.service import BatchService, open_store
+from chairlift.server.batches.store import Store
 from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
 from chairlift.server.encoder_side import EncoderSide
@@ -100,6 +102,7 @@ def serve(
         if options.usage_log is not None:
             usage_log = UsageLog(options.usage_log, time.monotonic, time.time)
             stack.callback(usage_log.close, FLUSH_TIMEOUT_S)
+        store = open_store(options, stack)
         traces = None
         if options.otlp_traces_endpoint is not None and open_traces is not None:
             traces = open_traces(options.otlp_traces_endpoint)
@@ -118,6 +121,7 @@ def serve(
             usage_log,
             keys,
             traces,
+            store,
         )
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(service.run(HttpServer(service.app, sock, options, context), url))
@@ -152,12 +156,14 @@ class _Service:
         usage_log: UsageLog | None,
         keys: ApiKeys,
         traces: Traces | None,
+        store: Store | None,
     ) -> None:
         self._options = options
         self._context = context
         self._command = command
         self._load_text = load_text
         self._load_passages = load_passages
+        self._store = store
         self._signals = 0
         self._told = asyncio.Event()
         """Something happened: a signal, or the engine is lost for good."""
@@ -215,11 +221,13 @@ class _Service:
                 gc.collect()
                 gc.freeze()  # the model's vocabulary and the modules live as long as the process
                 is_clean = await self._serve(client, supervisor)
+                await self._leave_batches()
                 client.drain()
                 await http.stop()
                 await supervisor.end(0.0 if client.dead.done() else WORKER_EXIT_TIMEOUT_S)
                 return EXIT_OK if is_clean else EXIT_LOST
             finally:
+                await self._leave_batches()
                 client.close()
                 await http.stop()
 
@@ -285,6 +293,11 @@ class _Service:
             overload_status=options.overload_status,
         )
         self.app.serving = engine, generation
+        if self._store is not None:
+            app = self.app
+            batches = BatchService(self._store, app.answer, lambda: not app.draining, self._access, client, time.time)
+            app.batches = batches
+            batches.start()
         return ready
 
     def _passes(
@@ -395,6 +408,7 @@ class _Service:
         app, timeout_s = self.app, self._options.shutdown_timeout_s
         app.draining = True
         _log.info("stopping: %d requests in flight, at most %g s", app.num_generating, timeout_s)
+        await self._leave_batches()
         client.close_queue()
         await self._until_quiet(timeout_s, lambda: self._signals > 1 or client.dead.done())
         if not app.num_generating:
@@ -407,6 +421,11 @@ class _Service:
                 app.passes.fail_all(error)
         await self._until_quiet(FLUSH_TIMEOUT_S, lambda: False)
         return False
+
+    async def _leave_batches(self) -> None:
+        """What is asked for them is asked again at the next start; nobody here waits for it."""
+        if self.app.batches is not None:
+            await self.app.batches.close()
 
     async def _until_quiet(self, timeout_s: float, give_up: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s

@@ -1,0 +1,1 @@
+"""Files and batches: many requests at once, answered whenever there is room, and kept on disk."""
