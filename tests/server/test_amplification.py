@@ -22,7 +22,7 @@ from server.fake_text import VOCAB_SIZE
 from server.raw_http import CLOSED, RawConnection, request
 from server.served import Served, served
 
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETION, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MAX_FACTOR = 100
 MAX_MORE_BYTES = 8 << 20
 OVER_THE_BAR = {"chat scores, False": 16 << 20, "everything": 96 << 20}
@@ -42,9 +42,15 @@ class Crafted:
     headers: bytes = b""
 
 
+LEAST: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    COMPLETION: {"prompt": "x"},
+    RESPONSE: {"input": "x"},
+}
+
+
 def of(name: str, path: str = COMPLETION, **fields: Any) -> Crafted:
-    base: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if path == CHAT else {"prompt": "x"}
-    return Crafted(name, path, json.dumps(base | fields).encode())
+    return Crafted(name, path, json.dumps(LEAST[path] | fields).encode())
 
 
 def crafted() -> Iterator[Crafted]:
@@ -53,6 +59,7 @@ def crafted() -> Iterator[Crafted]:
     yield from prompts()
     yield from structures()
     yield from forms()
+    yield from responses()
 
 
 def answers() -> Iterator[Crafted]:
@@ -130,6 +137,21 @@ def forms() -> Iterator[Crafted]:
     yield of("a repetition", structured_outputs={"regex": "(a{1,1000}){1,1000}"}, max_tokens=1)
     yield of("a backtrack", structured_outputs={"regex": "(a+)+b"}, max_tokens=1)
     yield of("choices", structured_outputs={"choice": [str(i) for i in range(4096)]}, max_tokens=1)
+
+
+def responses() -> Iterator[Crafted]:
+    most: dict[str, Any] = {"max_output_tokens": 500, "ignore_eos": True}
+    tools = [{"type": "function", "name": f"f{i}", "description": "x" * 20_000} for i in range(128)]
+    call = {"type": "function_call", "call_id": "x", "name": "f", "arguments": "{}"}
+    part = {"type": "reasoning_text", "text": ""}
+    for stream in (False, True):
+        yield of(f"response scores, {stream}", RESPONSE, top_logprobs=20, stream=stream, **most)
+        yield of(f"response, {stream}", RESPONSE, stream=stream, **most)
+        yield of(f"tools told back, {stream}", RESPONSE, tools=tools, tool_choice="none", stream=stream, **most)
+    yield of("response items", RESPONSE, input=[{"role": "user", "content": "x"}] * 30_000)
+    yield of("response calls", RESPONSE, input=[call] * 20_000)
+    yield of("response thoughts", RESPONSE, input=[{"type": "reasoning", "content": [part]}] * 30_000)
+    yield of("response parts", RESPONSE, input=[{"role": "user", "content": [part] * 40_000}])
 
 
 class Memory:

@@ -263,6 +263,15 @@ def test_a_response_that_repeats_itself_is_no_reason_to_cut_a_client_off() -> No
         assert len(json.dumps(last)) > 2 * server.options.max_pending_bytes
 
 
+def test_a_request_that_is_told_back_is_no_reason_either() -> None:
+    tool = {"type": "function", "name": "f", "description": "x" * 500_000}
+    with running_server(text=Thinking(), max_pending_bytes=20_000) as server:
+        fields = {"input": "x", "tools": [tool], "tool_choice": "none", "max_output_tokens": 9, "stream": True}
+        status, _, content = server.request("POST", PATH, fields)
+        assert status == 200
+        assert response_of(parsed(content))["tools"][0]["description"] == tool["description"]
+
+
 # ---------------------------------------------------------------- what goes in
 
 

@@ -19,6 +19,7 @@ class Outlet:
     """Bytes on their way to one client; ended by `close`, or by `fail` with the reason."""
 
     __slots__ = (
+        "_largest",
         "_max_pending_bytes",
         "_num_pending_bytes",
         "_on_overrun",
@@ -32,6 +33,8 @@ class Outlet:
     def __init__(self, max_pending_bytes: int, on_overrun: Callable[[], None]) -> None:
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
+        self._largest = 0
+        """Of the pieces that wait, in bytes."""
         self._max_pending_bytes = max_pending_bytes
         self._waiter: asyncio.Future[None] | None = None
         self.closed = False
@@ -48,16 +51,19 @@ class Outlet:
     def write(self, data: bytes) -> None:
         """Keep `data` for the client; if too much waits already, give the client up: nothing is kept, and `on_overrun`.
 
-        One piece may be larger than the bound: an event that repeats a whole answer is nothing a client could prevent.
+        The largest piece does not count: that an event repeats a whole request or answer is not the client's doing.
         """
         if self.closed:
             return
-        if self._num_pending_bytes > self._max_pending_bytes:
+        if self._num_pending_bytes - self._largest > self._max_pending_bytes:
             self._pending.clear()
             self.fail(ApiError(408, "The client does not read its answer.", code="slow_reader"))
             self._on_overrun()
             return
-        self._num_pending_bytes += len(data)
+        num_bytes = len(data)
+        self._num_pending_bytes += num_bytes
+        if num_bytes > self._largest:
+            self._largest = num_bytes
         self._pending.append(data)
         if self._num_pending_bytes > MANY_BYTES and len(self._pending) > MANY_PIECES:
             self._pending[:] = [b"".join(self._pending)]
@@ -91,7 +97,7 @@ class Outlet:
         self.is_quiet = False
         data = b"".join(self._pending)
         self._pending.clear()
-        self._num_pending_bytes = 0
+        self._num_pending_bytes = self._largest = 0
         return data
 
     def _wake(self) -> None:

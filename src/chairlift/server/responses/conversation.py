@@ -98,7 +98,9 @@ class _Turns:
             raise bad_request(f"{field}: a function_call needs a call_id and a name", "input")
         call = ToolCall(FunctionCall(item.name, item.arguments), id=item.call_id, type="function")
         message = self._begin() if self._open is None else self._open
-        message.tool_calls = [*(message.tool_calls or ()), call]
+        if message.tool_calls is None:
+            message.tool_calls = []
+        message.tool_calls.append(call)
         self._called.add(item.call_id)
 
     def _give(self, item: InputItem, field: str) -> None:
