@@ -180,7 +180,8 @@ def check_told(route: Route, method: str, status: int, media: str, content: byte
         events = [json.loads(line[6:]) for line in lines if line != b"data: [DONE]"]
         assert events
         for event in events:
-            check_holds(event, operation.error if event.keys() == {"error"} else operation.events)
+            is_error = "error" in event and event.keys() <= {"type", "error", "request_id"}
+            check_holds(event, operation.error if is_error else operation.events)
     elif status != 200:
         check_holds(json.loads(content), operation.error)
     elif operation.answer is not None:
@@ -219,7 +220,21 @@ def test_answers_in_every_way_of_asking_are_as_told(server: RunningServer, docum
 MANY: dict[str, Any] = {"n": 2, "explain": True, "return_token_ids": True, "service_tier": "flex"}
 STREAM: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 CALL = {"type": "function", "function": {"name": "get_weather"}}
+TOOL = {"name": "get_weather", "input_schema": {"type": "object"}}
+OF_MESSAGES: dict[str, dict[str, Any]] = {
+    "one": {"thinking": {"type": "enabled", "budget_tokens": 100}},
+    "two": {},
+    "none": {"stop_sequences": ["5"]},
+    "thought": {"thinking": {"type": "adaptive"}},
+    "empty": {"ttft_deadline_ms": 1e-6},
+    "!fail": {"messages": [{"role": "user", "content": "!fail"}]},
+}
 ASKED: dict[str, list[dict[str, Any]]] = {
+    "/v1/messages": [
+        {"messages": [{"role": "user", "content": f"ask:{what}"}], "tools": [TOOL], "max_tokens": 110} | more | streamed
+        for what, more in OF_MESSAGES.items()
+        for streamed in ({}, {"stream": True})
+    ],
     "/v1/chat/completions": [
         MANY | {"logprobs": True, "top_logprobs": 2},
         MANY | {"logprobs": True, "top_logprobs": 2} | STREAM,
