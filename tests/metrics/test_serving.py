@@ -84,6 +84,22 @@ def test_gauges_are_the_last_counts() -> None:
     assert samples(metrics)["vllm:kv_cache_usage_perc{}"] == 0
 
 
+def test_what_engines_count_goes_on_where_the_last_one_ended() -> None:
+    metrics = make()
+    for number in range(1, 4):
+        for part in (1, 2):
+            stats = EngineStats(3, 0, 50, 0, 7 * part, 100 * part, 40 * part, waited_s={WaitReason.BLOCKS: 1.5 * part})
+            metrics.on_stats(stats)
+        metrics.on_engine_dead()
+        metrics.on_engine_back(200, 16)
+        found = samples(metrics)
+        assert found["vllm:num_preemptions_total{}"] == 14 * number
+        assert found["vllm:prefix_cache_queries_total{}"] == 200 * number
+        assert found["vllm:prefix_cache_hits_total{}"] == 80 * number
+        assert found["chairlift:queue_blocked_seconds_total{reason=blocks}"] == 3.0 * number
+        assert found["vllm:num_requests_running{}"] == 0
+
+
 def test_who_waits_and_for_how_long_is_said_for_every_reason() -> None:
     metrics = make()
     reasons = {reason.value for reason in WaitReason}

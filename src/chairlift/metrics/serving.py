@@ -37,6 +37,8 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 PROMPT_SOURCES = ("local_compute", "local_cache_hit", "external_kv_transfer")
 """Where the keys and values of prompts come from; nothing is transferred here, and who sums up expects all three."""
 
+_NOTHING = EngineStats(0, 0, 0, 0, 0, 0, 0)
+
 DEFERRED = frozenset((WaitReason.BATCH, WaitReason.PREFIX))
 """Those who wait for others though there may be room."""
 
@@ -51,8 +53,10 @@ class ServingMetrics:
         self._cache = _cache_shape(num_blocks, block_size)
         self._num_blocks = num_blocks
 
-        self.stats = EngineStats(0, 0, 0, 0, 0, 0, 0)
+        self.stats = _NOTHING
         """What the engine said last."""
+        self._of_lost = _NOTHING
+        """What engines had counted since their start that are lost."""
         self.num_prompt_tokens = 0
         self.num_prompt_tokens_by_source = dict.fromkeys(PROMPT_SOURCES, 0)
         """Of requests whose prompt was computed, known when their first choice ends."""
@@ -167,11 +171,23 @@ class ServingMetrics:
         self.stats = replace(self.stats, num_running=0, num_waiting=0, num_used_blocks=0, waiting_by_reason={})
 
     def on_engine_back(self, num_blocks: int, block_size: int) -> None:
-        """Another engine takes the place of the one that died; its cache may have another size."""
+        """Another engine takes the place of the one that died and counts anew; its cache may have another size."""
+        self._of_lost, self.stats = self._counted(), _NOTHING
         self.is_engine_up = True
         self.num_engine_restarts += 1
         self._cache = _cache_shape(num_blocks, block_size)
         self._num_blocks = num_blocks
+
+    def _counted(self) -> EngineStats:
+        """The engine's counts since the start, of all engines that there were."""
+        now, lost = self.stats, self._of_lost
+        return replace(
+            lost,
+            num_preemptions=lost.num_preemptions + now.num_preemptions,
+            prefix_queries=lost.prefix_queries + now.prefix_queries,
+            prefix_hits=lost.prefix_hits + now.prefix_hits,
+            waited_s={reason: lost.waited_s.get(reason, 0.0) + now.waited_s.get(reason, 0.0) for reason in WaitReason},
+        )
 
     # ------------------------------------------------------------ telling
 
@@ -228,7 +244,7 @@ class ServingMetrics:
         return family
 
     def _counters(self) -> Iterator[Metric]:
-        stats = self.stats
+        stats = self._counted()
         for name, text, value in (
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_hits),

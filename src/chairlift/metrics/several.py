@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 
@@ -13,7 +13,7 @@ from prometheus_client.metrics_core import Metric
 class Counted(Protocol):
     """Something that can be scraped."""
 
-    def collect(self) -> Iterator[Metric]: ...
+    def collect(self) -> Iterable[Metric]: ...
 
 
 class _Merged:
@@ -34,8 +34,10 @@ class _Merged:
         yield from families.values()
 
 
-def render_all(sources: Sequence[Counted]) -> bytes:
-    """Everything in the Prometheus text format."""
+def render_all(sources: Sequence[Counted], *, with_process: bool = False) -> bytes:
+    """Everything in the Prometheus text format; with the memory, time and descriptors of this process if wanted."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Merged(sources))
+    if with_process:
+        ProcessCollector(registry=registry)
     return generate_latest(registry)

@@ -198,9 +198,9 @@ class EngineClient(asyncio.Protocol):
         return self.metrics if self._encoder is None or not self._encoder.is_open else self._encoder.metrics
 
     def render_metrics(self) -> bytes:
-        """The series of every engine of this worker, in the Prometheus text format."""
+        """The series of every engine of this worker, and of this process, in the Prometheus text format."""
         sides = [self.metrics, self._encoder.metrics if self._encoder is not None else None]
-        return render_all([metrics for metrics in sides if metrics is not None])
+        return render_all([metrics for metrics in sides if metrics is not None], with_process=True)
 
     def submit(
         self,
