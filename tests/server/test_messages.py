@@ -234,6 +234,11 @@ def test_a_tool_is_called_and_gives_back(client: anthropic.Anthropic, server: Ru
     assert prompt.index("user:look") < prompt.index(ids[0]) < prompt.index("tool:sunny") < prompt.index("user:ask:none")
 
 
+def test_models_are_listed(client: anthropic.Anthropic) -> None:
+    assert [model.id for model in client.models.list()] == ["fake"]
+    assert client.models.retrieve("fake").id == "fake"
+
+
 def test_names_of_events_and_text_of_the_client(client: anthropic.Anthropic) -> None:
     with client.messages.stream(**body("none")) as streamed:
         assert "".join(streamed.text_stream) == "It is 5 < 6, 日本."
@@ -426,6 +431,11 @@ def test_a_form_is_asked_for(server: RunningServer) -> None:
         ({"context_management": {"edits": [1]}}, "context_management"),
         ({"n": 2}, "n is"),
         ({"stop": ["a"]}, "stop is"),
+        ({"logprobs": True}, "logprobs is"),
+        ({"presence_penalty": 0.5}, "presence_penalty is"),
+        ({"user": "x"}, "user is"),
+        ({"explain": True}, "explain is"),
+        ({"response_format": {"type": "json_object"}}, "response_format is"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 5000}, "maximum context length"),
     ],

@@ -13,7 +13,7 @@ from chairlift.server.exchange import Exchange
 from chairlift.server.options import ANY_ORIGIN
 
 MAX_AGE_S = 600
-EXPOSED = b"x-request-id, retry-after, retry-after-ms, x-should-retry"
+EXPOSED = b"x-request-id, request-id, retry-after, retry-after-ms, x-should-retry"
 METHODS = b"GET, HEAD, POST, PATCH, DELETE"
 
 Headers = tuple[tuple[bytes, bytes], ...]

@@ -1,17 +1,35 @@
 """Request bodies as clients of Anthropic's Messages API send them.
 
-Nothing here is checked beyond its JSON type. Every field may be null, which means the same as leaving it out;
-`cache_control` is a hint that means nothing here, wherever it stands: every prompt is cached.
+Nothing here is checked beyond its JSON type, whatever the types tell besides. Every field may be null, which means the
+same as leaving it out; `cache_control` is a hint that means nothing here, wherever it stands: every prompt is cached.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from chairlift.server.protocol import HARMLESS_IN_CHATS
+from chairlift.server.bounds import (
+    MAX_STOPS,
+    CacheSalt,
+    DeadlineMs,
+    FunctionName,
+    MinP,
+    Priority,
+    RequestId,
+    Seed,
+    StopText,
+    Temperature,
+    TopK,
+    TopP,
+    tells,
+)  # fmt: skip
+from chairlift.server.fields import MAX_INT
+from chairlift.server.protocol import HARMLESS_IN_CHATS, ChatBody
 from chairlift.server.structured import OFF
+
+_ROOM = "At most as many as the context has room for."
 
 
 class Block(msgspec.Struct):
@@ -30,24 +48,24 @@ class Block(msgspec.Struct):
 class Said(msgspec.Struct):
     """A message."""
 
-    role: str
+    role: Annotated[str, tells(enum=["user", "assistant", "system"])]
     content: str | list[Block]
 
 
 class ToolParam(msgspec.Struct):
     """A function that the client can call."""
 
-    name: str
-    type: str | None = None
+    name: FunctionName
+    type: Annotated[str, tells(enum=["custom"])] | None = None
     description: str | None = None
-    input_schema: dict[str, Any] | None = None
+    input_schema: Annotated[dict[str, Any], tells("A JSON schema.", required=True)] | None = None
     strict: bool | None = None
 
 
 class ToolChoice(msgspec.Struct):
     """Whether tools are used."""
 
-    type: str
+    type: Annotated[str, tells(enum=["auto", "any", "none", "tool"])]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
@@ -78,7 +96,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens: what decides about the prompt."""
 
     model: str | None = None
-    messages: list[Said] | None = None
+    messages: Annotated[list[Said], tells(minItems=1, required=True)] | None = None
     system: str | list[Block] | None = None
     tools: list[ToolParam] | None = None
     tool_choice: ToolChoice | None = None
@@ -90,21 +108,21 @@ class CountBody(msgspec.Struct, kw_only=True):
 class MessagesBody(CountBody, kw_only=True):
     """POST /v1/messages; the last fields are those of this server's other ways of asking."""
 
-    max_tokens: int | None = None
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
+    max_tokens: Annotated[int, tells(_ROOM, required=True, minimum=1, maximum=MAX_INT)] | None = None
+    stop_sequences: Annotated[list[StopText], tells(maxItems=MAX_STOPS)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
+    service_tier: Annotated[str, tells(enum=["auto", "standard_only"])] | None = None
     stream: bool | None = None
-    seed: int | None = None
-    min_p: float | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    request_id: str | None = None
-    ttft_deadline_ms: float | None = None
-    e2e_deadline_ms: float | None = None
+    seed: Seed | None = None
+    min_p: MinP | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+    ttft_deadline_ms: DeadlineMs | None = None
+    e2e_deadline_ms: DeadlineMs | None = None
 
 
 _THEIRS: dict[str, tuple[Any, ...]] = {
@@ -115,16 +133,24 @@ _THEIRS: dict[str, tuple[Any, ...]] = {
     "output_format": OFF,
     "speed": (*OFF, "standard"),
 }
+_DEFAULTS: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": True,
+    "include_reasoning": True,
+    "n": 1,
+    "parallel_tool_calls": True,
+    "repetition_penalty": 1,
+    "skip_special_tokens": True,
+    "stream_interval": 1,
+}
+"""What fields of a chat may say, besides nothing, to ask for what is done without being asked."""
 _OF_CHATS: dict[str, tuple[Any, ...]] = {
-    "best_of": (*OFF, 1),
-    "n": (*OFF, 1),
-    "stop": OFF,
-    "response_format": OFF,
-    "structured_outputs": OFF,
-    "logprobs": OFF,
-    "logit_bias": OFF,
+    name: (*OFF, _DEFAULTS[name]) if name in _DEFAULTS else OFF for name in ChatBody.__struct_fields__
 }
 HARMLESS_IN_MESSAGES = {
-    name: values for name, values in (HARMLESS_IN_CHATS | _THEIRS | _OF_CHATS).items() if name != "thinking"
+    name: values
+    for name, values in (_OF_CHATS | HARMLESS_IN_CHATS | _THEIRS).items()
+    if name not in MessagesBody.__struct_fields__
 }
-"""Known fields that would change the answer and are not supported, with the values that ask for nothing."""
+"""Known fields that would change the answer and are not supported, with the values that ask for nothing: what else
+chats have goes by other names here, or is not to be had."""
