@@ -11,12 +11,10 @@ from typing import Any
 
 from chairlift.server.errors import ApiError, bad_request
 from chairlift.server.protocol import FunctionCall, Message, ToolCall
-from chairlift.server.responses.body import InputItem, InputPart, ResponsesBody
+from chairlift.server.responses.body import ITEM_KINDS, REFUSAL, TEXT_KINDS, InputItem, InputPart, ResponsesBody
 
 MAX_KIND_CHARS = 64
-_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
-_TEXTS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 
 
 def refuse_other_items(content: dict[str, Any]) -> None:
@@ -24,7 +22,7 @@ def refuse_other_items(content: dict[str, Any]) -> None:
     items = content.get("input")
     for index, item in enumerate(items if isinstance(items, list) else ()):
         kind = item.get("type") if isinstance(item, dict) else None
-        if isinstance(kind, str) and kind not in _KINDS:
+        if isinstance(kind, str) and kind not in ITEM_KINDS:
             raise _unsupported(f"input[{index}]: items of type {kind[:MAX_KIND_CHARS]!r}")
 
 
@@ -124,8 +122,8 @@ def _text(content: str | Sequence[InputPart], field: str) -> str:
         return content
     texts = []
     for index, part in enumerate(content):
-        text = part.refusal if part.type == "refusal" else part.text
-        if part.type not in _TEXTS and part.type != "refusal":
+        text = part.refusal if part.type == REFUSAL else part.text
+        if part.type not in TEXT_KINDS and part.type != REFUSAL:
             raise _unsupported(f"{field}[{index}]: parts of type {part.type[:MAX_KIND_CHARS]!r}")
         if text is None:
             raise bad_request(f"{field}[{index}] needs a text", "input")

@@ -16,6 +16,8 @@ from chairlift.server.ports import ServedText
 from chairlift.server.protocol import ChatBody, Function, StreamOptions, Tool
 from chairlift.server.responses.body import (
     HARMLESS_IN_RESPONSES,
+    INCLUDABLE,
+    LOGPROBS,
     ReasoningOptions,
     ResponsesBody,
     ResponseTool,
@@ -24,10 +26,6 @@ from chairlift.server.responses.body import (
 from chairlift.server.responses.conversation import MAX_KIND_CHARS, chat_messages, refuse_other_items
 from chairlift.server.responses.telling import Responses
 from chairlift.server.structured import JsonSchemaFormat, ResponseFormat
-
-LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = frozenset({LOGPROBS, "reasoning.encrypted_content"})
-"""What may be asked for besides. Thought is told openly, so that nothing has to be encrypted for the way back."""
 
 _NAMES = {
     "messages": "input",
@@ -82,7 +80,7 @@ def _chat_body(body: ResponsesBody) -> ChatBody:
 
 def _wants_logprobs(body: ResponsesBody) -> bool:
     for one in body.include or ():
-        if one not in _INCLUDABLE:
+        if one not in INCLUDABLE:
             raise _unsupported(f"include: {one[:MAX_KIND_CHARS]!r}", "include")
     return LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
 
