@@ -24,6 +24,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "queries": {"documents": ["x"]},
     "documents": {"queries": "x"},
     "texts": {"documents": None},
+    "messages": {"prompt": None},
 }
 """What a field is refused without."""
 NARROWER = {

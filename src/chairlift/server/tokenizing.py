@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 
+from chairlift.server.bounds import EFFORTS, MAX_TOOLS, TokenId, tells
 from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
 from chairlift.server.errors import bad_request, never_fits
@@ -54,10 +55,10 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    reasoning_effort: str | None = None
+    messages: Annotated[list[Message], tells("Instead of `prompt`.", minItems=1)] | None = None
+    tools: Annotated[list[Tool], tells(maxItems=MAX_TOOLS)] | None = None
+    tool_choice: Annotated[str, tells(enum=["none", "auto", "required"])] | dict[str, Any] | None = None
+    reasoning_effort: Annotated[str, tells(enum=["", *EFFORTS])] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -92,7 +93,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize."""
 
     model: str | None = None
-    tokens: list[int] | None = None
+    tokens: Annotated[list[TokenId], tells(required=True)] | None = None
 
 
 class DetokenizeAnswer(TypedDict):

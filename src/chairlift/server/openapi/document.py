@@ -23,6 +23,11 @@ Json = dict[str, Any]
 EVENTS_MEDIA = "text/event-stream"
 KEY, KEY_IN_HEADER, ADMIN_KEY, METRICS_KEY = "apiKey", "apiKeyHeader", "adminKey", "metricsKey"
 
+_ABOUT = """A server for language models.
+
+A field may be null, which is the same as leaving it out; one that would change the answer and is not known here is
+refused. Errors of requests name the field in `param` where there is one. A method that is not told is a 405 with
+`Allow`. A stream that cannot be finished ends with an event that holds an error, and without its last word."""
 _SECURITY_SCHEMES: Json = {
     KEY: {"type": "http", "scheme": "bearer", "description": "An API key: `Authorization: Bearer KEY`."},
     KEY_IN_HEADER: {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
@@ -102,7 +107,7 @@ def document(routes: Iterable[Route], *, version: str, root_path: str = "", keys
         "info": {
             "title": "Chairlift",
             "version": version,
-            "description": "A server for language models. A field may be null, which is the same as leaving it out.",
+            "description": _ABOUT,
         },
         "servers": [{"url": root_path or "/"}],
         "tags": [{"name": tag} for tag in tags],
