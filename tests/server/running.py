@@ -295,7 +295,7 @@ def running_server(
     theirs, ours = socket.socketpair()
     worker = FakeWorker(theirs, worker_options)
     thread = threading.Thread(target=worker.run, daemon=True)
-    server = RunningServer(worker, ours, ServerOptions(port=0, **options), text or FakeText(), traces)
+    server = RunningServer(worker, ours, ServerOptions(**{"port": 0} | options), text or FakeText(), traces)
     thread.start()
     server.start()
     try:

@@ -56,7 +56,7 @@ class LiveClient:
         try:
             status, body = self._ask()
         except (OSError, http.client.HTTPException) as error:
-            self._drop()
+            self.close()
             raise Silent(f"{self.name} does not answer: {_reason(error)}") from error
         if status != 200:
             raise Silent(_refusal(status, body))
@@ -68,13 +68,20 @@ class LiveClient:
             raise Silent(f"{self.name} tells of no engine")
         return live
 
+    def close(self) -> None:
+        """Give the connection up; asking again makes a new one."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):
+                self._connection.close()
+        self._connection = None
+
     def _ask(self) -> tuple[int, bytes]:
         """Once more on a new connection if the one that was kept had been closed meanwhile."""
         is_kept = self._connection is not None
         try:
             return self._exchange(self._connection or self._connect())
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
-            self._drop()
+            self.close()
             if not is_kept:
                 raise
             return self._exchange(self._connect())
@@ -85,7 +92,7 @@ class LiveClient:
         response = connection.getresponse()
         body = response.read(MAX_BODY_BYTES + 1)
         if response.will_close or len(body) > MAX_BODY_BYTES:
-            self._drop()
+            self.close()
         return response.status, body
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -99,12 +106,6 @@ class LiveClient:
             context = ssl.create_default_context()
             return http.client.HTTPSConnection(self._host, self._port, timeout=TIMEOUT_S, context=context)
         return http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.close()
-        self._connection = None
 
 
 def _reason(error: Exception) -> str:

@@ -54,18 +54,19 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.interval >= MIN_INTERVAL_S:
         raise InvalidOption(f"--interval must be at least {MIN_INTERVAL_S} seconds")
-    client = LiveClient(arguments.url, arguments.admin_api_key or arguments.api_key, arguments.uds)
-    if arguments.once:
-        try:
-            live = client.live()
-        except Silent as error:
-            print(f"chairlift: {error}", file=sys.stderr)
-            return EXIT_SILENT
-        _print_once(live)
-        return 0
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise InvalidOption("this is no terminal: --once prints one frame")
-    _watch(client, arguments.interval)
+    key = arguments.admin_api_key or arguments.api_key
+    with contextlib.closing(LiveClient(arguments.url, key, arguments.uds)) as client:
+        if arguments.once:
+            try:
+                live = client.live()
+            except Silent as error:
+                print(f"chairlift: {error}", file=sys.stderr)
+                return EXIT_SILENT
+            _print_once(live)
+            return 0
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise InvalidOption("this is no terminal: --once prints one frame")
+        _watch(client, arguments.interval)
     return 0
 
 
@@ -93,12 +94,12 @@ def _watch(client: LiveClient, interval_s: float) -> None:
                 try:
                     live, notice, seen_at = client.live(), "", time.monotonic()
                 except Silent as error:
-                    age = f" (seen {time.monotonic() - seen_at:.0f} s ago)" if live is not None else ""
-                    notice = f"{error}{age}"
+                    age = f"as of {time.monotonic() - seen_at:.0f} s ago: " if live is not None else ""
+                    notice = f"{age}{error}"
                 next_at = time.monotonic() + interval_s
-            width, height = shutil.get_terminal_size()
-            lines = frame(live, notice, width, height)
-            _draw(lines, height)
+            width, height = os.get_terminal_size(sys.stdout.fileno())  # COLUMNS and LINES do not follow a window
+            width, height = width or 80, height or 24
+            _draw(frame(live, notice, width, height), height)
             if wait(next_at - time.monotonic()):
                 return
 

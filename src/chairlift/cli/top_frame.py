@@ -28,9 +28,9 @@ _STEERING = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 _ROOMLESS = frozenset(("Mn", "Me"))
 _MAX_NAME_CHARS = 256
 _NUM_ENDED = 4
-_WIDE = 90
+_NARROW, _WIDE = 78, 90
 _NUM_QUEUED = 3
-_NAME = 18
+_NAME, _REQUEST = 18, 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +60,31 @@ def frame(live: Live | None, notice: str, width: int, height: int) -> list[Line]
 
 
 def _lists(live: Live, room: int, width: int) -> Iterator[Line]:
-    """Half of the room is for those who run and wait, if they fill it; tenants get a quarter, what ended the rest."""
+    """A quarter of the room is for tenants, a few lines for what ended last, the rest for those who run and wait."""
     num_waiting = sum(len(engine.waiting) for engine in live.engines)
     num_served = sum(len(engine.running) for engine in live.engines) + min(num_waiting, _NUM_QUEUED)
     num_groups = min(len(live.groups), room // 4 - 1) if room >= 12 else 0
     groups = list(_groups(live, num_groups)) if num_groups > 0 else []
     rest = room - len(groups)
-    served = min(1 + num_served, rest if rest < 10 else max(rest - _NUM_ENDED - 1, rest // 2))
+    kept = 1 + min(_NUM_ENDED, len(live.ended)) if live.ended and rest >= 2 * _NUM_ENDED else 0
+    served = min(1 + num_served, rest - kept)
     yield from _slots(live, served, width)
     yield from groups
-    if rest - served > 1:
+    if rest - served > 1 and live.ended:
         yield from _ended(live, rest - served)
 
 
 def _head(live: Live, notice: str) -> Line:
-    word, style = _STATES.get(live.state, (printable(str(live.state)), BAD))
+    """What is wrong, or how the server is."""
+    if notice:
+        return [Span("Chairlift ", BOLD), Span(f"● {notice}", BAD)]
+    word, style = _STATES.get(live.state, (printable(live.state), BAD))
     model = live.models[0] if live.models else live.engines[0].model
-    rest = f"  {printable(model)}  up {_long(live.up_s)}"
-    said = [Span(f"  {notice}", BAD)] if notice else []
-    return [Span("Chairlift ", BOLD), Span("● ", BAD if notice else style), Span(word, style), Span(rest, FAINT), *said]
+    return [
+        Span("Chairlift ", BOLD),
+        Span(f"● {word}", style),
+        Span(f"  {printable(model)}  up {_long(live.up_s)}", FAINT),
+    ]
 
 
 def _figures(live: Live, width: int) -> Iterator[Line]:
@@ -122,9 +128,8 @@ def _slots(live: Live, room: int, width: int) -> Iterator[Line]:
     if not running and not waiting:
         yield [Span("Nobody is being served.", FAINT)]
         return
-    yield [
-        Span(f"{'SLOT':>4}  {'TENANT':<{_NAME}} {'REQUEST':<22} {'PROMPT':>7} {'TOKENS':>7}  {'AGE':>6}  DOES", FAINT)
-    ]
+    request = f"{'REQUEST':<{_REQUEST}} " if width >= _NARROW else ""
+    yield [Span(f"SLOT  {'TENANT':<{_NAME}} {request}{'PROMPT':>7} {'TOKENS':>7}  {'AGE':>6}  DOES", FAINT)]
     num_queued = min(len(waiting), _NUM_QUEUED, max(0, room - 2))
     num_rows = room - 1 - num_queued
     hidden = len(running) - num_rows
@@ -148,7 +153,7 @@ def _row(row: Row, width: int) -> Line:
     return [
         Span(f"{slot:>4}  "),
         Span(column(row.tenant or row.principal or "-", _NAME) + " "),
-        Span(column(_short(row.id), 22) + " ", FAINT),
+        Span(column(_short(row.id), _REQUEST) + " " if width >= _NARROW else "", FAINT),
         Span(f"{row.prompt_tokens:7,} {row.output_tokens:7,}  {_long(row.age_s):>6}  "),
         Span(f"{printable(does):<8}", style),
         *(_bar(min(1.0, done / most), max(0, min(24, width - 82)), style) if most and width >= _WIDE else []),
