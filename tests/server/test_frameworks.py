@@ -63,6 +63,24 @@ def prompt(content: str) -> tuple[list[int], int]:
     return [257, *f"user:{content}".encode(), 256, 257], 0
 
 
+def test_langchain_speaks_of_responses(langchain: Any, server: RunningServer) -> None:
+    """It keeps items as they came, and gives them back."""
+    bound = langchain.model_copy(update={"use_responses_api": True}).bind_tools(TOOLS)
+    answer = bound.invoke("ask:one")
+    assert [part["type"] for part in answer.content] == ["reasoning", "text", "function_call"]
+    (call,) = answer.tool_calls
+    assert (call["name"], call["args"]) == ("get_weather", json.loads(BERN))
+    total: Any = None
+    for piece in bound.stream("ask:one"):
+        total = piece if total is None else total + piece
+    assert total.tool_calls[0]["args"] == call["args"]
+    assert total.usage_metadata == answer.usage_metadata
+    messages = pytest.importorskip("langchain_core.messages")
+    for said, (made,) in ((answer, answer.tool_calls), (total, total.tool_calls)):
+        turns = [("human", "ask:none"), said, messages.ToolMessage("5 degrees", tool_call_id=made["id"])]
+        assert bound.invoke(turns).text == "It is 5 < 6, 日本."
+
+
 def test_langchain_calls_tools(langchain: Any, server: RunningServer) -> None:
     bound = langchain.bind_tools(TOOLS)
     answer = bound.invoke("ask:one")
