@@ -6,6 +6,7 @@ Everything needs access except what a route says is open.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -113,7 +114,7 @@ class App:
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
         *probes, of_models = Probes(self._check_ready, self._served).routes()
         self._routes.update((route.name.encode(), route) for route in probes)
-        self._document: bytes | None = None
+        self._document: asyncio.Task[bytes] | None = None
         """Made when somebody asks for it first."""
         self._unknown_route = Route(_UNKNOWN)
         model = Route(
@@ -442,9 +443,9 @@ class App:
         await exchange.respond(200, body, CONTENT_TYPE.encode())
 
     async def _openapi(self, exchange: Exchange) -> None:
-        if self._document is None:
-            self._document = encode_json(self.document())
-        await exchange.respond(200, self._document)
+        if self._document is None:  # takes long enough to be noticed by streams
+            self._document = asyncio.create_task(asyncio.to_thread(lambda: encode_json(self.document())))
+        await exchange.respond(200, await asyncio.shield(self._document))
 
     def document(self) -> dict[str, Any]:
         """What this server has, as an OpenAPI document."""
