@@ -10,10 +10,15 @@ import msgspec
 
 from chairlift.core.errors import ChairliftError
 from chairlift.server import ServerOptions, serve
+from chairlift.server.traced import Traces
 from server.fake_text import FakeText
 
 
-def main(worker: str = "fake_worker.py", text: Callable[[], FakeText] = FakeText) -> int:
+def main(
+    worker: str = "fake_worker.py",
+    text: Callable[[], FakeText] = FakeText,
+    open_traces: Callable[[str], Traces] | None = None,
+) -> int:
     """Serve with the worker of this name beside this file."""
 
     def worker_command(fd: int) -> list[str]:
@@ -21,7 +26,7 @@ def main(worker: str = "fake_worker.py", text: Callable[[], FakeText] = FakeText
 
     try:
         options = msgspec.json.decode(sys.argv[2], type=ServerOptions)
-        return serve(options, "fake", worker_command, lambda _: text())
+        return serve(options, "fake", worker_command, lambda _: text(), open_traces=open_traces)
     except ChairliftError as error:
         print(f"chairlift: {error}", file=sys.stderr)
         return 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import re
 import signal
 import sys
+import threading
 import unicodedata
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chairlift.core.errors import InvalidOption
-from chairlift.server.logs import ABOUT, JsonLines, TextLines, printable
+from chairlift.server.logs import ABOUT, JsonLines, TextLines, WrittenBehind, printable
 from chairlift.server.options import ServerOptions
 from chairlift.server.process import MAX_LINE_BYTES, WorkerProcess
 from server.fake_worker import FAIL
@@ -98,6 +100,70 @@ def test_formats_and_levels_are_a_closed_set() -> None:
         wrong: dict[str, Any] = {field: "xml"}
         with pytest.raises(InvalidOption, match=field):
             ServerOptions(**wrong)
+
+
+# ---------------------------------------------------------------- writing
+
+
+class Output:
+    """Takes nothing until it is let go, or fails."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.is_written_to = threading.Event()
+        self.fails = False
+        self.written = b""
+
+    def write(self, data: bytes) -> None:
+        self.is_written_to.set()
+        self.gate.wait(TIMEOUT_S)
+        if self.fails:
+            raise OSError(28, "No space left on device")
+        self.written += data
+
+
+def test_an_output_that_takes_nothing_makes_nobody_wait_and_what_is_lost_is_told() -> None:
+    out = Output()
+    log = WrittenBehind(out.write, max_queued=10)
+    log.setFormatter(JsonLines())
+    log.handle(record("first"))
+    assert out.is_written_to.wait(TIMEOUT_S)
+    for number in range(100):
+        log.handle(record("line %d", number))
+    out.gate.set()
+    until(lambda: b"were lost" in out.written)
+    log.flush()
+    told = [json.loads(line)["message"] for line in out.written.splitlines()]
+    assert told[:-1] == ["first", *(f"line {number}" for number in range(10))]
+    assert told[-1].startswith("90 lines of the log were lost")
+
+
+def test_an_output_that_fails_is_not_the_end_of_the_log() -> None:
+    out = Output()
+    out.gate.set()
+    out.fails = True
+    log = WrittenBehind(out.write)
+    log.handle(record("gone"))
+    log.flush()
+    out.fails = False
+    log.handle(record("written"))
+    log.flush()
+    assert out.written == b"written\n"
+
+
+def test_a_server_whose_log_nobody_reads_serves_and_ends() -> None:
+    """The system keeps 64 KiB for who reads late; the server stood still from there on."""
+    with served() as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
+        for _ in range(800):
+            connection.request("GET", "/v1/models", headers={"x-request-id": "x" * 128})
+            assert connection.getresponse().read()
+        connection.close()
+        server.tell(signal.SIGTERM)
+        assert server.status() == 0
+        assert server.process.stderr is not None
+        lines = server.process.stderr.read().splitlines()
+    assert 200 < sum(line.endswith("route=/v1/models status=200") for line in lines) < 800
 
 
 # ---------------------------------------------------------------- a worker's own lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ from chairlift.server.usage import Used
 from server.fake_text import TURN
 from server.fake_worker import DIE, FAIL, FakeOptions, answer_tokens
 from server.running import TIMEOUT_S, RunningServer, running_server, until
+from server.served import served
 
 PROMPT = "the prompt that nobody may see"
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -338,6 +340,28 @@ def test_one_that_is_not_there_is_named_without_its_secrets(
     traces.close(0.0)
     assert f"cannot be delivered to http://127.0.0.1:{port};" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_server_sends_what_is_left_before_it_ends() -> None:
+    with Collector() as collector:
+        with served(script="serve_traced.py", otlp_traces_endpoint=collector.url) as server:
+            assert server.ask("POST", "/v1/completions", {"prompt": PROMPT, "max_tokens": 3})[0] == 200
+            server.tell(signal.SIGTERM)
+            assert server.status() == 0
+        collector.shutdown()
+    names = [span.name for span in collector.requests[0].resource_spans[0].scope_spans[0].spans]
+    assert sorted(names) == ["decode", "prefill", "queue", "text_completion fake"]
+    assert PROMPT not in str(collector.requests)
+
+
+def test_a_server_whose_collector_hangs_serves_and_ends_in_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        with served(script="serve_traced.py", otlp_traces_endpoint=url) as server:
+            for _ in range(100):
+                assert server.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+            server.tell(signal.SIGTERM)
+            assert server.status() == 0
 
 
 def test_a_trace_that_cannot_be_made_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,13 +6,18 @@ an exception says may quote what was asked, so of one that a request caused only
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 import sys
+import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
+from queue import Empty, Full, Queue
 from types import TracebackType
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -21,6 +26,11 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 ABOUT = "request_id"
 """The name in `extra` under which a line says which request it is about: the id of its response's header."""
+
+MAX_QUEUED = 16_384
+"""Lines that wait to be written."""
+MAX_BATCH = 256
+FLUSH_TIMEOUT_S = 1.0
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 """Characters that end lines, steer terminals or turn the direction of text, and halves of characters."""
@@ -43,12 +53,76 @@ class Told(Protocol):
 def set_up_logs(form: LogFormat, level: LogLevel) -> None:
     """Write everything of this level and above to standard error, unless somebody has seen to the log already."""
     tells_all = level == "debug"
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines(tells_all) if form == "json" else TextLines(tells_all))
-    logging.basicConfig(level=level.upper(), handlers=[handler])
+    if not logging.getLogger().handlers:
+        log = WrittenBehind(partial(_write, sys.stderr.fileno()))
+        log.setFormatter(JsonLines(tells_all) if form == "json" else TextLines(tells_all))
+        logging.basicConfig(level=level.upper(), handlers=[log])
     if not tells_all:
         for name in _OF_OTHERS:
             logging.getLogger(name).setLevel(logging.ERROR if name == "asyncio" else logging.CRITICAL)
+
+
+def flush_logs() -> None:
+    """Until what was logged is written, or cannot be."""
+    for log in logging.getLogger().handlers:
+        log.flush()
+
+
+class WrittenBehind(logging.Handler):
+    """Writes on a thread: a pipe that nobody reads, or a disk that is slow, makes nobody wait who logs.
+
+    Lines that find the queue full are lost; as soon as something can be written again, a line says how many.
+    """
+
+    def __init__(self, write: Callable[[bytes], None], *, max_queued: int = MAX_QUEUED) -> None:
+        super().__init__()
+        self._write = write
+        self._queue: Queue[str | threading.Event] = Queue(max_queued)
+        self._num_lost = 0
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            self.handleError(record)
+            return
+        try:
+            self._queue.put_nowait(line)
+        except Full:
+            self._num_lost += 1
+
+    def flush(self) -> None:
+        """Until what was logged is written, for at most `FLUSH_TIMEOUT_S`."""
+        written = threading.Event()
+        with contextlib.suppress(Full):
+            self._queue.put(written, timeout=FLUSH_TIMEOUT_S)
+            written.wait(FLUSH_TIMEOUT_S)
+
+    def _run(self) -> None:
+        while True:
+            taken = [self._queue.get()]
+            with contextlib.suppress(Empty):
+                while len(taken) < MAX_BATCH:
+                    taken.append(self._queue.get_nowait())
+            lines = [f"{line}\n" for line in taken if isinstance(line, str)]
+            lost, self._num_lost = self._num_lost, 0
+            if lost:
+                about = "%d lines of the log were lost: nobody took them"
+                record = logging.LogRecord("chairlift.server", logging.WARNING, __file__, 0, about, (lost,), None)
+                lines.append(f"{self.format(record)}\n")
+            with contextlib.suppress(OSError):  # a full disk, or a pipe whose reader is gone
+                self._write("".join(lines).encode("utf-8", "backslashreplace"))
+            for one in taken:
+                if isinstance(one, threading.Event):
+                    one.set()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """All of it. Past Python's own buffers: who waits here when the process ends would hold their lock."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 class JsonLines(logging.Formatter):

@@ -39,7 +39,7 @@ from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
-from chairlift.server.logs import set_up_logs
+from chairlift.server.logs import flush_logs, set_up_logs
 from chairlift.server.options import ServerOptions
 from chairlift.server.passage_text import PassageText
 from chairlift.server.passes import Passes, Reader
@@ -98,6 +98,7 @@ def serve(
     sock = bind(options)
     _log.info("loading %s", model)
     with contextlib.closing(sock), removed_at_end(options.uds), contextlib.ExitStack() as stack:
+        stack.callback(flush_logs)
         usage_log = None
         if options.usage_log is not None:
             usage_log = UsageLog(options.usage_log, time.monotonic, time.time)
