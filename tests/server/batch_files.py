@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
-from server.running import RunningServer, until
+from server.running import TIMEOUT_S, until
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "a-boundary"
@@ -30,10 +32,43 @@ def form(content: bytes | None, *, purpose: str | None = "batch", more: bytes = 
     return b"".join(parts), {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
+class Asked(Protocol):
+    """A server, in this process or in another."""
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]: ...
+
+    def json(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]: ...
+
+
+class Remote:
+    """A server that is a process of its own."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, dict[str, str], bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        with contextlib.closing(connection):
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+
+    def json(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
+        status, _, content = self.request(method, path, body, headers)
+        return status, json.loads(content)
+
+
 class Asking:
     """Somebody who sends files and batches to a server."""
 
-    def __init__(self, server: RunningServer, key: str | None = None) -> None:
+    def __init__(self, server: Asked, key: str | None = None) -> None:
         self.server = server
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 

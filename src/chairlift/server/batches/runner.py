@@ -48,6 +48,8 @@ first time on it is asked alone."""
 AGAIN_S = 5.0
 """When is tried again what a disk did not take, and a request that was refused for now without saying for how long."""
 MAX_PAUSE_S = 60.0
+LOOK_S = 0.25
+"""How often is looked whether the engine is back, or whoever a batch is for."""
 
 
 class Run:
@@ -271,7 +273,7 @@ class Runner:
             if 0 < wait_s <= MAX_PAUSE_S:
                 await asyncio.sleep(wait_s)
             elif not self._is_up() or self._principal(batch.owner, batch.endpoint) is None:
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(LOOK_S)
             else:
                 return
 
