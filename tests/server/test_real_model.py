@@ -218,6 +218,43 @@ def test_a_forced_call_satisfies_its_schema(client: openai.OpenAI, choice: Any) 
         assert not answer.message.content
 
 
+def test_a_response_says_the_same_streamed_and_whole_and_as_a_chat(client: openai.OpenAI) -> None:
+    fields: dict[str, Any] = {"instructions": "Be brief.", "input": "Name a colour.", "temperature": 0}
+    fields |= {"model": MODEL, "max_output_tokens": 12, "top_logprobs": 2}
+    whole = client.responses.create(**fields)
+    with client.responses.stream(**fields) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        final = stream.get_final_response()
+    messages: list[Any] = [
+        {"role": "system", "content": fields["instructions"]},
+        {"role": "user", "content": fields["input"]},
+    ]
+    chat = client.chat.completions.create(model=MODEL, messages=messages, temperature=0, max_tokens=12)
+    assert whole.output_text == final.output_text == text == chat.choices[0].message.content
+    assert chat.usage is not None
+    for response in (whole, final):
+        assert response.usage is not None
+        assert response.usage.input_tokens == chat.usage.prompt_tokens
+        assert response.usage.output_tokens == chat.usage.completion_tokens
+        items: list[Any] = list(response.output)
+        (part,) = items[0].content
+        assert b"".join(bytes(score.bytes) for score in part.logprobs).decode() == text
+
+
+def test_a_response_calls_what_it_must(client: openai.OpenAI) -> None:
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Bern"]}}, "required": ["city"]}
+    tool: Any = {"type": "function", "name": "get_weather", "parameters": parameters, "strict": True}
+    fields: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": [tool], "temperature": 0}
+    fields |= {"tool_choice": {"type": "function", "name": "get_weather"}, "max_output_tokens": 60}
+    response = client.responses.create(**fields)
+    (call,) = items = list[Any](response.output)
+    assert (call.name, json.loads(call.arguments), call.status) == ("get_weather", {"city": "Bern"}, "completed")
+    gave: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "7 degrees"}
+    turns = [{"role": "user", "content": "Weather?"}, *items, gave]
+    went_on = client.responses.create(**fields | {"input": turns, "tool_choice": "none", "max_output_tokens": 4})
+    assert went_on.output_text
+
+
 def test_a_deadline_ends_a_long_answer_with_an_error(client: openai.OpenAI) -> None:
     fields: dict[str, Any] = {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 490}
     extra = {"ignore_eos": True, "e2e_deadline_ms": 800}

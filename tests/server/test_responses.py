@@ -132,7 +132,7 @@ FEATURES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", FEATURES, ids=str)
-@pytest.mark.parametrize("key", EXPECTED)
+@pytest.mark.parametrize("key", ["one", "two", "none", "broken", "thought", "empty"])
 def test_a_stream_says_what_the_whole_response_says(server: RunningServer, key: str, fields: dict[str, Any]) -> None:
     whole, streamed = without_ids(ask(server, key, **fields)), without_ids(response_of(stream(server, key, **fields)))
     for response in (whole, streamed):
