@@ -29,6 +29,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 APIS = {
     "chat": ("/v1/chat/completions", "max_tokens", "messages", b"[DONE]"),
     "responses": ("/v1/responses", "max_output_tokens", "input", b'"total_tokens":'),
+    "messages": ("/v1/messages", "max_tokens", "messages", b'"message_stop"}'),
 }
 """Where to ask, what the fields are called, and what the end of a whole stream holds."""
 VOCABULARY = range(300, 30_000)
@@ -159,7 +160,6 @@ async def stream(port: int, api: str, num_tokens: int, counts: Counts) -> None:
             messages: [{"role": "user", "content": "count the chunks"}],
             "stream": True,
             max_tokens: num_tokens,
-            "ignore_eos": True,
         }
     ).encode()
     writer.write(
