@@ -139,6 +139,22 @@ class CollectedChoice:
         return message(parts, asked.new_call_id, asked.show.include_reasoning)
 
 
+class PlainEvents(Protocol):
+    """The events of an answer that is text and nothing else."""
+
+    def opening(self, index: int) -> bytes:
+        """What goes out together with the first text, or with the end."""
+        ...
+
+    def split(self, index: int) -> tuple[bytes, bytes]:
+        """Head and tail of an event that carries text."""
+        ...
+
+    def end(self, index: int, text: str, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+        """The last event, with the text that was held back."""
+        ...
+
+
 class StreamedChoice:
     """Writes an event for every token that gives text; a chat's opening goes out together with the first."""
 
@@ -157,7 +173,9 @@ class StreamedChoice:
         "push",
     )
 
-    def __init__(self, asked: Asked, shape: Shape, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd) -> None:
+    def __init__(
+        self, asked: Asked, shape: PlainEvents, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd
+    ) -> None:
         self._asked = asked
         self._shape = shape
         self._index = index

@@ -9,10 +9,10 @@ from typing import Any
 from chairlift.server.anthropic.errors import error_body
 from chairlift.server.anthropic.told import CountAnswer
 from chairlift.server.anthropic.translate import NAMES, counted_chat, message_chat
-from chairlift.server.anthropic.voice import EventVoice, WholeVoice, event, usage_told
+from chairlift.server.anthropic.voice import EventVoice, TextEvents, WholeVoice, event, usage_told
 from chairlift.server.asked import Asked
 from chairlift.server.chat_prompt import chat_prompt
-from chairlift.server.choices import CollectedChoice, OnEnd
+from chairlift.server.choices import CollectedChoice, OnEnd, StreamedChoice
 from chairlift.server.client import Choice
 from chairlift.server.dialect import Heading, Question, renamed
 from chairlift.server.errors import ApiError
@@ -63,15 +63,18 @@ class Messages:
         self.created = heading.created
         self._label = heading.label
         self._model = heading.model
-        self._voice: EventVoice | None = None
+        self._voice: EventVoice | TextEvents | None = None
 
     def streamed(
         self, asked: Asked, index: int, text: TokenText, outlet: Outlet, on_end: OnEnd, reader: AnswerReader | None
     ) -> Choice:
         """The only choice. What the cache gave is known at its end: the usage there is the one that counts."""
         opening = event("message_start", message=self._message([], {}, Usage(len(asked.prompt), 0, 0)))
-        self._voice = EventVoice(asked, opening)
-        return RichStreamedChoice(asked, text, outlet, on_end, self._voice, reader)
+        if asked.is_plain:
+            self._voice = events = TextEvents(opening)
+            return StreamedChoice(asked, events, index, text, outlet, on_end)
+        self._voice = voice = EventVoice(asked, opening)
+        return RichStreamedChoice(asked, text, outlet, on_end, voice, reader)
 
     def ending(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
         """Why it ended, and that it did."""

@@ -41,18 +41,48 @@ def usage_told(usage: Usage) -> dict[str, Any]:
     return told
 
 
-def stop_told(finish: Finish, num_calls: int) -> dict[str, Any]:
+def stop_told(reason: FinishReason, stop_reason: int | str | None, num_calls: int) -> dict[str, Any]:
     """Why an answer ended; a sequence that was to end it comes before what it happened to call."""
-    if finish.reason is FinishReason.LENGTH:
+    if reason is FinishReason.LENGTH:
         return {"stop_reason": "max_tokens", "stop_sequence": None}
-    if isinstance(finish.stop_reason, str):
-        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop_reason}
+    if isinstance(stop_reason, str):
+        return {"stop_reason": "stop_sequence", "stop_sequence": stop_reason}
     return {"stop_reason": "tool_use" if num_calls else "end_turn", "stop_sequence": None}
 
 
 def _id_maker(asked: Asked) -> Callable[[], str]:
     """Ids of calls, as Anthropic's API has them, unless the model's template wants others."""
     return asked.new_call_id if asked.new_call_id is not call_id else lambda: f"toolu_{secrets.token_hex(12)}"
+
+
+def _pattern(kind: type[Part], index: int) -> tuple[bytes, bytes]:
+    """An event that adds a part of a kind to a block, before and after its text."""
+    name, field = _DELTAS[kind]
+    delta = event("content_block_delta", index=index, delta={"type": name, field: MARK})
+    head, _, tail = delta.partition(encode_json(MARK))
+    return head, tail
+
+
+class TextEvents:
+    """The events of a message that is one text: of a model that neither thinks nor calls."""
+
+    def __init__(self, opening: bytes) -> None:
+        self.stop: dict[str, Any] = {}
+        """Why it ended, once it has."""
+        self._opening = opening
+
+    def opening(self, index: int) -> bytes:
+        """The message, empty, and its block."""
+        return self._opening + event("content_block_start", index=0, content_block={"type": "text", "text": ""})
+
+    def split(self, index: int) -> tuple[bytes, bytes]:
+        """An event with a text, without it."""
+        return _pattern(Content, 0)
+
+    def end(self, index: int, text: str, reason: FinishReason, stop_reason: int | str | None) -> bytes:
+        """What was held back, and the end of the block."""
+        self.stop = stop_told(reason, stop_reason, 0)
+        return (encode_json(text).join(self.split(0)) if text else b"") + event("content_block_stop", index=0)
 
 
 class EventVoice:
@@ -81,7 +111,7 @@ class EventVoice:
     def closing(self, parts: list[Part], finish: Finish) -> bytes:
         """Events for what was held back, and the end of the last block."""
         told = b"".join([self._told(part) for part in parts]) + self._closed()
-        self.stop = stop_told(finish, self._num_calls)
+        self.stop = stop_told(finish.reason, finish.stop_reason, self._num_calls)
         return told
 
     def _told(self, part: Part) -> bytes:
@@ -103,10 +133,7 @@ class EventVoice:
         closed = self._closed()
         self._index += 1
         self._kind = kind
-        name, field = _DELTAS[kind]
-        delta = event("content_block_delta", index=self._index, delta={"type": name, field: MARK})
-        head, _, tail = delta.partition(encode_json(MARK))
-        self._pattern = head, tail
+        self._pattern = _pattern(kind, self._index)
         return closed + event("content_block_start", index=self._index, content_block=block)
 
     def _closed(self) -> bytes:
@@ -123,8 +150,8 @@ class WholeVoice:
         self.stop: dict[str, Any] = {}
         """Why it ended, once it has."""
         self._new_id = _id_maker(asked)
-        self._blocks: list[tuple[type[Part], str, list[str]]] = []
-        """Of each block what it takes, the function that it calls, and its text."""
+        self._blocks: list[tuple[type[Part], str, list[str]]] = [(Content, "", [])] if asked.is_plain else []
+        """Of each block what it takes, the function that it calls, and its text. Who can only talk always says one."""
 
     def opening(self) -> bytes:
         """Nothing is sent."""
@@ -139,7 +166,8 @@ class WholeVoice:
     def closing(self, parts: list[Part], finish: Finish) -> bytes:
         """Keep the rest."""
         self.piece([], parts, [])
-        self.stop = stop_told(finish, sum(kind is CallArguments for kind, _, _ in self._blocks))
+        num_calls = sum(kind is CallArguments for kind, _, _ in self._blocks)
+        self.stop = stop_told(finish.reason, finish.stop_reason, num_calls)
         return b""
 
     def content(self) -> list[dict[str, Any]]:
