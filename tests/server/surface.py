@@ -179,6 +179,7 @@ ROUTES: dict[str, Listed] = {
     "/v2/health/ready": Listed(Opens.ANYBODY),
     "/v2": Listed(),
     "/v2/models/{model}": Listed(),
+    "/v2/models/{model}/ready": Listed(),
     "/ui": Listed(Opens.ANYBODY),
     "/ui/live": Listed(),
     "/ui/requests/{id}": Listed(),

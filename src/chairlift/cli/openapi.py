@@ -24,13 +24,16 @@ def run(arguments: argparse.Namespace) -> int:
     from chairlift.server.admin import Admin
     from chairlift.server.app import App
     from chairlift.server.explanations import Explanations
+    from chairlift.server.ui.watching import Watching
 
+    explanations = Explanations(1)
     app = App(
         Access(("key",), "127.0.0.1", ()),
         lambda: 0.0,
         stall_timeout_s=1.0,
         log_requests=False,
-        admin=Admin(Explanations(1), AdmissionLimits()),
+        admin=Admin(explanations, AdmissionLimits()),
+        watching=Watching(explanations, lambda: 0.0),
     )
     print(json.dumps(app.document(), indent=2, ensure_ascii=False))
     return 0

@@ -32,6 +32,7 @@ from chairlift.server.errors import ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.kserve import MODEL_PATH as PROBED_PATH
+from chairlift.server.kserve import READY as PROBED_READY
 from chairlift.server.kserve import Probes
 from chairlift.server.logs import ABOUT
 from chairlift.server.openapi.document import Keys, document
@@ -112,19 +113,20 @@ class App:
         self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
         self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
         self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
-        *probes, of_models = Probes(self._check_ready, self._served).routes()
-        self._routes.update((route.name.encode(), route) for route in probes)
+        probes = Probes(self._check_ready, self._served)
+        self._routes.update((route.name.encode(), route) for route in probes.routes())
+        probed, probed_ready = probes.of_models()
         self._document: asyncio.Task[bytes] | None = None
         """Made when somebody asks for it first."""
         self._unknown_route = Route(_UNKNOWN)
         model = Route(
             "/v1/models/{model}", dict.fromkeys(get, self._model), operations=dict.fromkeys(get, operations.MODEL)
         )
-        self._prefixes = {_MODEL_PATH: model, PROBED_PATH.encode(): of_models}
+        self._prefixes = {_MODEL_PATH: model, PROBED_PATH.encode(): probed}
         """Routes of paths that begin so, where no route has the whole path."""
         self.batches: BatchService | None = None
         """Files and batches, if there are any."""
-        self._around: dict[tuple[bytes, bytes], Route] = {}
+        self._around: dict[tuple[bytes, bytes], Route] = {(PROBED_PATH.encode(), PROBED_READY.encode()): probed_ready}
         """Routes of paths that begin and end so."""
         for begin, end, route in batch_routes(self._batches):
             if end:

@@ -17,7 +17,7 @@ from chairlift.server.route import Endpoint, Operation, Route
 from chairlift.server.shapes import encode_json
 
 MODEL_PATH = "/v2/models/"
-_READY = b"/ready"
+READY = "/ready"
 _METHODS = ("GET", "HEAD")
 _TAG = "Server"
 
@@ -54,16 +54,22 @@ class Probes:
         self._names = names
 
     def routes(self) -> Iterator[Route]:
-        """Each of one path but the last, which is of all that begin so."""
-        yield _route("/ping", self._ping, Operation(about="As /ready.", tag=_TAG, answer=ReadyTold), is_open=True)
+        """Each of one path."""
+        yield _route("/ping", self._ping, _readiness("As /ready."), is_open=True)
         live = Operation(about="Whether the server answers, whatever it could serve.", tag=_TAG, answer=LiveTold)
         yield _route("/v2/health/live", self._live, live, is_open=True)
-        ready = Operation(about="As /ready, in KServe's words.", tag=_TAG, answer=ReadyTold)
-        yield _route("/v2/health/ready", self._ready, ready, is_open=True)
+        yield _route("/v2/health/ready", self._ready, _readiness("As /ready, in KServe's words."), is_open=True)
         server = Operation(about="What this server is, in KServe's words.", tag=_TAG, answer=ServerTold)
         yield _route("/v2", self._server, server)
-        model = Operation(about="What a model is; with /ready after it, whether it serves.", tag=_TAG, answer=ModelTold)
-        yield _route(MODEL_PATH + "{model}", self._model, model)
+
+    def of_models(self) -> tuple[Route, Route]:
+        """Of what begins with `MODEL_PATH`, and of that which ends with `READY` besides."""
+        model = Operation(about="What a model is, in KServe's words.", tag=_TAG, answer=ModelTold)
+        ready = _readiness("Whether a model serves, in KServe's words.")
+        return (
+            _route(MODEL_PATH + "{model}", self._model, model),
+            _route(MODEL_PATH + "{model}" + READY, self._model_ready, ready),
+        )
 
     async def _live(self, exchange: Exchange) -> None:
         await exchange.respond(200, encode_json(LiveTold(live=True)))
@@ -83,16 +89,25 @@ class Probes:
         await exchange.respond(200, encode_json(ServerTold(name="chairlift", version=__version__, extensions=[])))
 
     async def _model(self, exchange: Exchange) -> None:
-        rest = exchange.path[len(MODEL_PATH) :]
-        is_probe = rest.endswith(_READY)
-        name = unquote(rest.removesuffix(_READY).decode("latin-1"))
-        if name not in self._names():
-            raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
-        if is_probe:
-            await self._ready(exchange)
-            return
+        name = self._name(exchange.path[len(MODEL_PATH) :])
         told = ModelTold(name=name, platform="chairlift", versions=["1"], inputs=[], outputs=[])
         await exchange.respond(200, encode_json(told))
+
+    async def _model_ready(self, exchange: Exchange) -> None:
+        self._name(exchange.path[len(MODEL_PATH) : -len(READY)])
+        await self._ready(exchange)
+
+    def _name(self, quoted: bytes) -> str:
+        """Of a model that is served; raises a 404 for any other."""
+        name = unquote(quoted.decode("latin-1"))
+        if name not in self._names():
+            raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
+        return name
+
+
+def _readiness(about: str) -> Operation:
+    """Who is not ready says so in the same words, with a 503."""
+    return Operation(about=about, tag=_TAG, answer=ReadyTold, failures={503: ReadyTold})
 
 
 def _route(path: str, endpoint: Endpoint, operation: Operation, *, is_open: bool = False) -> Route:

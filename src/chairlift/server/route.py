@@ -49,6 +49,8 @@ class Operation:
     """What each event of a stream holds, if the answer may be streamed."""
     error: Any = ErrorBody
     """What a response holds that is an error."""
+    failures: Mapping[int, Any] = field(default_factory=dict)
+    """By status, what those hold that are told in other words than errors are."""
     parameters: tuple[Parameter, ...] = ()
     statuses: tuple[int, ...] = ()
     """Statuses besides 200 and those that every route has which is reached, keyed and takes a body like this one."""

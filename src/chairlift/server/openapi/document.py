@@ -93,7 +93,7 @@ def document(routes: Iterable[Route], *, version: str, root_path: str = "", keys
     told = [route for route in routes if route.operations]
     schemas = _Schemas()
     for operation in {id(one): one for route in told for one in route.operations.values()}.values():
-        kinds = (operation.body, operation.answer, operation.events, operation.error)
+        kinds = (operation.body, operation.answer, operation.events, operation.error, *operation.failures.values())
         schemas.kinds += [kind for kind in (*kinds, *(one.kind for one in operation.parameters)) if kind is not None]
     components = schemas.components()
     for component in components.values():
@@ -216,5 +216,5 @@ def _failure(status: int, operation: Operation, schemas: _Schemas, *, has_conten
         headers["retry-after"] = {"$ref": "#/components/headers/RetryAfter"}
     told: Json = {"description": _MEANINGS.get(status) or HTTPStatus(status).phrase, "headers": headers}
     if has_content:
-        told["content"] = {JSON_MEDIA: {"schema": schemas.of(operation.error)}}
+        told["content"] = {JSON_MEDIA: {"schema": schemas.of(operation.failures.get(status, operation.error))}}
     return told
