@@ -31,6 +31,8 @@ MAX_QUEUED = 16_384
 """Lines that wait to be written."""
 MAX_BATCH = 256
 FLUSH_TIMEOUT_S = 1.0
+GATHER_S = 0.02
+"""How long lines wait for others: to wake a thread for each costs more than to write it."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 """Characters that end lines, steer terminals or turn the direction of text, and halves of characters."""
@@ -79,6 +81,7 @@ class WrittenBehind(logging.Handler):
         self._write = write
         self._queue: Queue[str | threading.Event] = Queue(max_queued)
         self._num_lost = 0
+        self._is_awaited = threading.Event()
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -95,13 +98,16 @@ class WrittenBehind(logging.Handler):
     def flush(self) -> None:
         """Until what was logged is written, for at most `FLUSH_TIMEOUT_S`."""
         written = threading.Event()
+        self._is_awaited.set()
         with contextlib.suppress(Full):
             self._queue.put(written, timeout=FLUSH_TIMEOUT_S)
             written.wait(FLUSH_TIMEOUT_S)
+        self._is_awaited.clear()
 
     def _run(self) -> None:
         while True:
             taken = [self._queue.get()]
+            self._is_awaited.wait(GATHER_S)
             with contextlib.suppress(Empty):
                 while len(taken) < MAX_BATCH:
                     taken.append(self._queue.get_nowait())
