@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from chairlift.core.background import MAX_HELD_BACK_SEQS, MAX_HELD_BACK_TOKENS
+from chairlift.core.background import LINGER_S, MAX_HELD_BACK_SEQS, MAX_HELD_BACK_TOKENS
 from chairlift.core.engine import Engine
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
@@ -49,7 +49,12 @@ def test_alone_it_may_use_everything() -> None:
     engine = make(Policy(), Limits(8, 256, 64))
     for number in range(12):
         engine.add(ask(number, 20, 9, waits=True))
+    executor = engine._executor
+    assert isinstance(executor, FakeExecutor)
     engine.step(0.0)
+    assert executor.num_computed <= 256 // 4, "whoever comes now waits for a short step"
+    for _ in range(3):
+        engine.step(0.0)
     assert len(rows(engine, waits=True)) == 8
 
 
@@ -73,7 +78,11 @@ def check_that_a_few_go_on(policy: str) -> None:
     stats = engine.stats()
     assert stats.num_background_running + stats.num_background_waiting == 6
     for _ in range(4):
-        engine.step(0.0)
+        engine.step(LINGER_S / 2)
+    assert not rows(engine, waits=False)
+    assert len(rows(engine, waits=True)) == MAX_HELD_BACK_SEQS, "the others may be back at once"
+    for _ in range(4):
+        engine.step(2 * LINGER_S)
     assert rows(engine, waits=True) == {0, 1, 2, 3}, "they are back where they were"
 
 

@@ -667,8 +667,8 @@ MUTANTS = [
     Mutant(
         "prompts of the background fill steps of others",
         planner,
-        "MAX_HELD_BACK_TOKENS - self._num_background_tokens(plan)",
-        "100",
+        "MAX_HELD_BACK_TOKENS if self.holds_back",
+        "100 if self.holds_back",
         test_background.test_its_prompts_are_small_pieces_of_steps_that_others_take_part_in,
     ),
     Mutant(
@@ -684,6 +684,20 @@ MUTANTS = [
         "return any(not is_background(sequence) for sequence in running.live())",
         "return True",
         test_background.test_alone_it_may_use_everything,
+    ),
+    Mutant(
+        "steps of the background are as long as any",
+        background,
+        "limits.max_num_batched_tokens // 4",
+        "limits.max_num_batched_tokens",
+        test_background.test_alone_it_may_use_everything,
+    ),
+    Mutant(
+        "the background is back as soon as others have left",
+        planner,
+        "self.others_until = now + LINGER_S",
+        "self.others_until = now",
+        test_background.test_with_others_a_few_go_on_and_who_comes_has_a_slot_at_once,
     ),
 ]
 

@@ -2,7 +2,8 @@
 
 By itself it may use everything. As soon as anybody else is there, waiting or running, only a few of its sequences keep
 their slots, and a step holds little of their prompts; while others lack slots or blocks, none of it has any. What is
-taken away goes on later where it was, like after any preemption. It never ages: it has all day.
+taken away goes on later where it was, like after any preemption. It never ages: it has all day. Since whoever comes
+waits for the step that is under way, its own steps hold a part of the prompts that a step may hold.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from chairlift.core.ordering import Waiting
 from chairlift.core.running import RunningSet, in_order
 from chairlift.core.sequence import Sequence
-from chairlift.core.types import BACKGROUND_PRIORITY
+from chairlift.core.types import BACKGROUND_PRIORITY, Limits
 
 MAX_HELD_BACK_SEQS = 2
 """So many of the background run while others are there: rows cost a step little, and it must not stand still."""
 MAX_HELD_BACK_TOKENS = 32
 """Of its prompts, in a step that others take part in."""
+LINGER_S = 1.0
+"""So long after they left it still counts others as there: who converses is back soon, and would meet a full step."""
 
 
 def is_background(sequence: Sequence) -> bool:
@@ -28,10 +31,8 @@ def is_there(running: RunningSet, waiting: Waiting) -> bool:
     return running.worst_level >= BACKGROUND_PRIORITY or waiting.has_background
 
 
-def is_held_back(running: RunningSet, waiting: Waiting) -> bool:
-    """Whether there is any of it, and anybody else."""
-    if not is_there(running, waiting):
-        return False
+def is_shared(running: RunningSet, waiting: Waiting) -> bool:
+    """Whether anybody else is there."""
     if waiting and waiting.best_level < BACKGROUND_PRIORITY:
         return True
     return any(not is_background(sequence) for sequence in running.live())
@@ -46,3 +47,8 @@ def surplus(running: RunningSet, *, keeps_none: bool) -> list[Sequence]:
 def is_full(running: RunningSet) -> bool:
     """Whether no more of it may join while it is held back."""
     return sum(map(is_background, running.live())) >= MAX_HELD_BACK_SEQS
+
+
+def max_tokens_alone(limits: Limits) -> int:
+    """Of its prompts, in a step of its own: whoever comes meanwhile waits for that step to end."""
+    return max(MAX_HELD_BACK_TOKENS, limits.max_num_batched_tokens // 4)

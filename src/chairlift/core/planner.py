@@ -9,7 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from chairlift.core.background import MAX_HELD_BACK_TOKENS, is_background, is_full, is_held_back, surplus
+from chairlift.core.background import (
+    LINGER_S,
+    MAX_HELD_BACK_TOKENS,
+    is_background,
+    is_full,
+    is_shared,
+    is_there,
+    max_tokens_alone,
+    surplus,
+)
 from chairlift.core.batching import make_batching
 from chairlift.core.controller import Controller
 from chairlift.core.fairness import Service
@@ -95,6 +104,8 @@ class Planner:
         """Only from there on does anybody give way to who is of a better level."""
         self.holds_back = False
         """Whether the background gives way to others in this step."""
+        self.others_until = 0.0
+        """So long the background goes on as if others were there: they are likely to be back."""
         self.lacks_room = False
         """Whether any of those others lacked a slot or blocks in the last one."""
 
@@ -106,7 +117,7 @@ class Planner:
         if self.may_yield:
             self._yield_to_priority(now)
             running.sort_prefilling()
-        self.holds_back = not self.batching.holds and is_held_back(running, self._waiting)
+        self.holds_back = not self.batching.holds and is_there(running, self._waiting) and self._has_others(now)
         if self.holds_back:
             self._hold_back(now)
             running.sort_prefilling()
@@ -204,8 +215,9 @@ class Planner:
         count = min(lacking, budget)
         if self.policy.enable_chunked_prefill or not in_prompt:
             count = self._cut(plan, start, count)
-            if self.holds_back and is_background(sequence):
-                count = min(count, MAX_HELD_BACK_TOKENS - self._num_background_tokens(plan))
+            if is_background(sequence):
+                most = MAX_HELD_BACK_TOKENS if self.holds_back else max_tokens_alone(self.limits)
+                count = min(count, most - self._num_background_tokens(plan))
         elif count < lacking:
             return 0
         if count <= 0:
@@ -473,11 +485,17 @@ class Planner:
         All of it, if somebody lacked a slot or blocks in the last step.
         """
         gone = surplus(self._running, keeps_none=self.lacks_room)
-        if gone:
-            others = (s for s in (*self._running.live(), *self._waiting) if not is_background(s))
+        others = [s for s in (*self._running.live(), *self._waiting) if not is_background(s)] if gone else []
+        if others:
             by = min(others, key=in_order)
             for sequence in reversed(gone):
                 self._preempt(sequence, by, PreemptReason.PRIORITY, now)
+
+    def _has_others(self, now: float) -> bool:
+        """Whether anybody else is there, or was a moment ago."""
+        if is_shared(self._running, self._waiting):
+            self.others_until = now + LINGER_S
+        return now < self.others_until
 
     def _is_background_full(self) -> bool:
         """Whether no more of it may join: enough run, or somebody else cannot."""
