@@ -5,13 +5,22 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from server.running import TIMEOUT_S, until
+from server.running import TIMEOUT_S
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "a-boundary"
+
+
+def follow(condition: Callable[[], bool], timeout_s: float = 4 * TIMEOUT_S) -> None:
+    """Wait for what a server does, looking rarely enough to leave it the processor."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
 
 
 def line(custom_id: object, url: str = "/v1/completions", **body: Any) -> str:
@@ -98,7 +107,7 @@ class Asking:
 
     def ended(self, batch_id: str) -> Any:
         """A batch, once it has ended."""
-        until(lambda: self.batch(batch_id)["status"] in ENDED)
+        follow(lambda: self.batch(batch_id)["status"] in ENDED)
         return self.batch(batch_id)
 
     def content(self, file_id: str) -> bytes:

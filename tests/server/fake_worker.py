@@ -19,6 +19,7 @@ import msgspec
 
 from chairlift.core.look import Look, Phase, Seen
 from chairlift.core.types import (
+    BACKGROUND_PRIORITY,
     Decisions,
     EngineStats,
     Finish,
@@ -359,6 +360,8 @@ class FakeWorker:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_step_tokens=num_tokens,
             step_s=max(self.options.step_s, 1e-4) if num_tokens else 0.0,
+            num_background_running=sum(row.request.priority >= BACKGROUND_PRIORITY for row in self.running),
+            num_background_waiting=sum(row.request.priority >= BACKGROUND_PRIORITY for row in self.waiting),
         )
 
 

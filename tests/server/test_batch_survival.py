@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from server.batch_files import Asking, Remote, line
+from server.batch_files import Asking, Remote, follow, line
 from server.fake_worker import DIE, HANG
-from server.running import until
 from server.served import Served, served
 
 WORKER: dict[str, Any] = {"max_num_seqs": 8, "step_s": 0.002, "heartbeat_s": 0.05}
@@ -43,7 +42,7 @@ def num_answered(asking: Asking, batch_id: str) -> int:
 
 
 def until_answered(asking: Asking, batch_id: str, count: int) -> None:
-    until(lambda: num_answered(asking, batch_id) >= min(len(IDS), count))
+    follow(lambda: num_answered(asking, batch_id) >= min(len(IDS), count))
 
 
 def test_a_server_that_is_killed_again_and_again_answers_every_line_once(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_a_server_that_is_stopped_waits_for_no_batch_and_the_next_one_goes_on(tm
     with served(WORKER, **folder(tmp_path)) as server:
         anna = asking(server)
         batch_id = anna.begin([*lines(), line("long", max_tokens=4000, ignore_eos=True)])
-        until(lambda: num_answered(anna, batch_id) >= 60)
+        follow(lambda: num_answered(anna, batch_id) >= 60)
         server.tell(signal.SIGTERM)
         assert server.status() == 0
     with served(WORKER | {"step_s": 0.0}, **folder(tmp_path)) as server:
@@ -80,7 +79,7 @@ def test_what_was_in_a_lost_engine_is_asked_again_and_what_kills_it_is_given_up(
     with served(WORKER, **folder(tmp_path), stall_timeout_s=0.5) as server:
         anna = asking(server)
         batch_id = anna.begin([*lines()[:20], line("poison", prompt=f"{poison} at once", max_tokens=9), *lines()[20:]])
-        until(lambda: anna.batch(batch_id)["status"] not in ("validating", "in_progress"), timeout_s=30.0)
+        follow(lambda: anna.batch(batch_id)["status"] not in ("validating", "in_progress"))
         batch = anna.ended(batch_id)
         assert batch["request_counts"] == {"total": 61, "completed": 60, "failed": 1}
         assert set(anna.results(batch["output_file_id"])) == set(IDS)

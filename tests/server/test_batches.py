@@ -19,7 +19,7 @@ from chairlift.core.types import BACKGROUND_PRIORITY
 from chairlift.server.batches import disk, runner
 from chairlift.server.batches.service import open_store
 from chairlift.server.options import ServerOptions
-from server.batch_files import Asking, line
+from server.batch_files import Asking, follow, line
 from server.fake_text import TURN
 from server.fake_worker import FakeOptions, answer_tokens
 from server.running import RunningServer, running_server, until
@@ -61,7 +61,7 @@ def test_the_official_client_sends_a_file_and_gets_its_answers(client: openai.Op
     batch = client.batches.create(
         input_file_id=file.id, endpoint="/v1/completions", completion_window="24h", metadata={"a": "b"}
     )
-    until(lambda: client.batches.retrieve(batch.id).status == "completed")
+    follow(lambda: client.batches.retrieve(batch.id).status == "completed")
     batch = client.batches.retrieve(batch.id)
     assert batch.request_counts is not None
     counts = batch.request_counts
@@ -114,6 +114,7 @@ def test_chats(client: openai.OpenAI, anna: Asking) -> None:
         (b'{"custom_id": "a", "url": "/v1/completions", "body": []}', "invalid_body", 1),
         (b'{"custom_id": "a", "url": "/v1/completions", "body": {"temperature": NaN}}', "invalid_json_line", 1),
         (b"x" * (5 << 20) + b"\n" + line("a").encode(), "invalid_json_line", 1),
+        (line("a").replace('"a"', '"\\ud800"').encode(), "invalid_json_line", 1),
         (b"\n \n", "empty_file", None),
     ],
 )
@@ -271,11 +272,11 @@ def test_what_is_in_flight_is_bounded_by_slots(tmp_path: Path) -> None:
     options = FakeOptions(max_num_seqs=4, step_s=0.001, heartbeat_s=0.05)
     with running_server(options, batch_dir=str(tmp_path)) as server:
         anna, most = Asking(server), 0
-        batch_id = anna.begin([line(i, n=1 + i % 3, max_tokens=9) for i in range(60)])
+        batch_id = anna.begin([line(i, n=1 + i % 3, max_tokens=9) for i in range(30)])
         while anna.batch(batch_id)["status"] not in ("completed", "failed"):
             most = max(most, server.admission.num_background)
         assert 4 <= most <= 5
-        assert len(anna.results(anna.batch(batch_id)["output_file_id"])) == 60
+        assert len(anna.results(anna.batch(batch_id)["output_file_id"])) == 30
 
 
 # ---------------------------------------------------------------- ends before the end
@@ -289,8 +290,8 @@ def test_cancelling_keeps_what_was_answered_and_stops_the_rest(tmp_path: Path) -
         anna = Asking(server)
         batch_id = anna.begin([line("a"), line("b"), *(line(i, **LONG) for i in range(20))])
         behind = anna.begin([line("c")])
-        until(lambda: anna.batch(batch_id)["request_counts"]["completed"] == 2)
-        until(lambda: anna.batch(behind)["status"] == "in_progress")
+        follow(lambda: anna.batch(batch_id)["request_counts"]["completed"] == 2)
+        follow(lambda: anna.batch(behind)["status"] == "in_progress")
         status, answer = server.json("POST", f"/v1/batches/{batch_id}/cancel")
         assert (status, answer["status"]) == (200, "cancelling")
         server.json("POST", f"/v1/batches/{batch_id}/cancel")
@@ -310,7 +311,7 @@ def test_one_that_waits_behind_another_is_cancelled_at_once(tmp_path: Path) -> N
     with running_server(SLOW, batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
         first, second = anna.begin([line("a", **LONG)]), anna.begin([line("b")])
-        until(lambda: anna.batch(second)["status"] == "in_progress")
+        follow(lambda: anna.batch(second)["status"] == "in_progress")
         server.json("POST", f"/v1/batches/{second}/cancel")
         assert anna.ended(second)["status"] == "cancelled"
         server.json("POST", f"/v1/batches/{first}/cancel")
@@ -321,7 +322,7 @@ def test_what_its_time_is_over_for_has_a_result_that_says_so(tmp_path: Path) -> 
     with running_server(SLOW, batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
         batch_id = anna.begin([line("a"), *(line(i, **LONG) for i in range(5))])
-        until(lambda: anna.batch(batch_id)["request_counts"]["completed"] == 1)
+        follow(lambda: anna.batch(batch_id)["request_counts"]["completed"] == 1)
         server.run(time_is_over(server, batch_id))
         batch = anna.ended(batch_id)
         assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 6, "completed": 1, "failed": 5})
@@ -364,8 +365,8 @@ def test_a_batch_goes_on_at_the_next_start_and_answers_nothing_twice(tmp_path: P
         anna = Asking(server)
         first = anna.begin([line(f"r{i}") for i in range(10)] + [line(f"s{i}", max_tokens=400) for i in range(4)])
         second = anna.begin([line("x")])
-        until(lambda: anna.batch(first)["request_counts"]["completed"] >= 9)
-        until(lambda: anna.batch(second)["status"] == "in_progress")
+        follow(lambda: anna.batch(first)["request_counts"]["completed"] >= 9)
+        follow(lambda: anna.batch(second)["status"] == "in_progress")
         asked += [bytes(request.prompt[1:]).decode() for request in server.worker.adds]
     with running_server(batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
@@ -406,6 +407,51 @@ def test_results_cut_at_any_byte_are_put_right_at_the_next_start(tmp_path: Path)
             assert set(anna.results(batch["output_file_id"])) == {f"r{i}" for i in range(4)}
             assert len(server.worker.adds) == 4 - whole[:cut].count(b"\n")
         assert not (tmp_path / "files" / "file-000000000000000000000000").exists()
+
+
+def test_what_was_cancelled_when_the_server_ended_is_cancelled(tmp_path: Path) -> None:
+    with running_server(batch_dir=str(tmp_path)) as server:
+        anna = Asking(server)
+        batch_id = anna.begin([line(f"r{i}") for i in range(4)])
+        output = tmp_path / "files" / anna.ended(batch_id)["output_file_id"]
+    record = tmp_path / "batches" / f"{batch_id}.json"
+    ended = json.loads(record.read_bytes())
+    output.write_bytes(output.read_bytes()[:-5])
+    output.with_suffix(".json").unlink()
+    record.write_text(json.dumps(ended | {"status": "cancelling", "ends_as": "cancelled", "num_completed": 0}))
+    with running_server(batch_dir=str(tmp_path)) as server:
+        batch = Asking(server).ended(batch_id)
+        assert (batch["status"], batch["request_counts"]["completed"]) == ("cancelled", 3)
+        assert len(Asking(server).results(batch["output_file_id"])) == 3
+        assert not server.worker.adds
+
+
+def test_what_cannot_be_read_in_the_folder_is_left_alone_and_so_is_what_may_belong_to_it(tmp_path: Path) -> None:
+    with running_server(batch_dir=str(tmp_path)) as server:
+        batch_id = Asking(server).begin([line("a")])
+        Asking(server).ended(batch_id)
+        kept = Asking(server).upload([line("b")])
+    (tmp_path / "batches" / f"{batch_id}.json").write_bytes(b"\0\0\0")
+    (tmp_path / "files" / f"{kept}.json").write_bytes(b"")
+    before = {path.name for path in (tmp_path / "files").iterdir()}
+    with running_server(batch_dir=str(tmp_path)) as server:
+        assert Asking(server).get("/v1/batches")["data"] == []
+        assert Asking(server).ended(Asking(server).begin([line("c")]))["status"] == "completed"
+    assert before <= {path.name for path in (tmp_path / "files").iterdir()}
+
+
+def test_who_has_no_key_any_longer_has_batches_that_wait(tmp_path: Path) -> None:
+    folder = str(tmp_path / "batches")
+    with running_server(SLOW, api_keys=KEYS, batch_dir=folder) as server:
+        batch_id = Asking(server, KEYS[0]).begin([line("a", **LONG), line("b")])
+        until(lambda: bool(server.worker.adds))
+    with running_server(api_keys=KEYS[1:], batch_dir=folder) as server:
+        bert = Asking(server, KEYS[1])
+        assert bert.ended(bert.begin([line("c")]))["status"] == "completed"
+        assert len(server.worker.adds) == 1
+    with running_server(api_keys=KEYS, batch_dir=folder) as server:
+        batch = Asking(server, KEYS[0]).ended(batch_id)
+        assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
 
 
 def test_a_file_that_a_batch_reads_stays(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,12 +53,22 @@ LOOK_S = 0.25
 """How often is looked whether the engine is back, or whoever a batch is for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A line, and what was found out about it where it was read."""
+
+    request: BatchRequest
+    num_answers: int
+    wish: str | None
+    """The field by which it asks for what it cannot have."""
+
+
 class Run:
     """A batch that is being answered."""
 
     def __init__(self, batch: BatchRecord) -> None:
         self.batch = batch
-        self.ready: deque[BatchRequest] = deque()
+        self.ready: deque[Question] = deque()
         """Read and not asked, or to be asked again."""
         self.done: set[str] = set()
         """What had a result before."""
@@ -243,7 +254,7 @@ class Runner:
     async def _answer_all(self, run: Run) -> None:
         """Raises an ApiError if results or requests cannot be written or read."""
         batch = run.batch
-        await self._recount(run)
+        run.done = await self._recount(batch)
         turns = self._turns_for(batch.endpoint)
         try:
             async with asyncio.TaskGroup() as lines:
@@ -257,9 +268,10 @@ class Runner:
                         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                         continue
                     await self._pause(run)
-                    request = run.ready.popleft()
-                    taken = await turns.take(num_answers(request.body), alone=request.custom_id in batch.losses)
-                    task = lines.create_task(self._answer_line(run, request, turns, taken))
+                    question = run.ready.popleft()
+                    alone = question.request.custom_id in batch.losses
+                    taken = await turns.take(question.num_answers, alone=alone)
+                    task = lines.create_task(self._answer_line(run, question, turns, taken))
                     pending.add(task)
                     task.add_done_callback(pending.discard)
         except ExceptionGroup as group:  # the first failure ended the others
@@ -277,18 +289,17 @@ class Runner:
             else:
                 return
 
-    async def _answer_line(self, run: Run, request: BatchRequest, turns: Turns, taken: int) -> None:
+    async def _answer_line(self, run: Run, question: Question, turns: Turns, taken: int) -> None:
         """Ask once; what was refused for now, or lost with the engine, goes back to what is to be asked."""
-        batch = run.batch
+        batch, request, wish = run.batch, question.request, question.wish
         try:
-            wish = unmet_wish(request.body)
             if wish is not None:
                 error = bad_request(f"{wish} is not possible in a batch", wish, "unsupported_parameter")
                 await self._keep_result(run, request, 400, error.body())
                 return
             principal = self._principal(batch.owner, batch.endpoint)
             if principal is None:
-                run.ready.appendleft(request)
+                run.ready.appendleft(question)
                 return
             exchange = InnerExchange(request.url, request.body, principal)
             exchange.priority, exchange.batch = BACKGROUND_PRIORITY, batch.id
@@ -299,11 +310,11 @@ class Runner:
                 losses = batch.losses[request.custom_id] = batch.losses.get(request.custom_id, 0) + 1
                 await self._keep(batch)
                 if losses < MAX_LOSSES:
-                    run.ready.appendleft(request)
+                    run.ready.appendleft(question)
                     return
             elif exchange.status in (429, 503):
                 run.not_before = self._wall_clock() + _wait_s(exchange)
-                run.ready.appendleft(request)
+                run.ready.appendleft(question)
                 return
             await self._keep_result(run, request, exchange.status or 500, exchange.answer, exchange.id)
         finally:
@@ -345,16 +356,20 @@ class Runner:
             if len(results) < num_results:
                 raise no_room(store.limits.max_bytes)
 
-    async def _recount(self, run: Run) -> None:
-        """What has a result, by the files of results; what was torn off there is put right."""
-        batch, store = run.batch, self._store
+    async def _recount(self, batch: BatchRecord) -> set[str]:
+        """What has a result, by the files of results; what was torn off there is put right.
+
+        Raises:
+            ApiError: they cannot be read.
+        """
+        store = self._store
+        paths = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
         try:
-            answered = await store.on_disk(partial(finished_ids, store.content_path(batch.output_file_id)))
-            failed = await store.on_disk(partial(finished_ids, store.content_path(batch.error_file_id)))
+            answered, failed = await store.on_disk(lambda: [finished_ids(path) for path in paths], in_order=True)
         except BadLine as error:
             raise ApiError(500, f"The results are damaged at line {error.number}.", code="disk_error") from None
-        run.done = answered | failed
         batch.num_completed, batch.num_failed = len(answered), len(failed)
+        return answered | failed
 
     async def _read_on(self, run: Run) -> None:
         """Read the next lines, those that are done left out."""
@@ -362,10 +377,10 @@ class Runner:
         path = store.content_path(batch.input_file_id)
         read = partial(_read_lines, path, run.offset, batch.endpoint, store.limits)
         try:
-            requests, run.offset, run.is_read = await store.on_disk(read)
+            questions, run.offset, run.is_read = await store.on_disk(read)
         except BadLine as error:
             raise ApiError(500, f"The input is damaged: {error.message}.", code="disk_error") from None
-        run.ready.extend(request for request in requests if request.custom_id not in run.done)
+        run.ready.extend(one for one in questions if one.request.custom_id not in run.done)
 
     # ------------------------------------------------------------ the end
 
@@ -383,6 +398,10 @@ class Runner:
         store = self._store
         if batch.status != "cancelling":
             batch.become("finalizing", self._now())
+        try:
+            await self._recount(batch)
+        except ApiError as error:
+            batch.errors.append(LineError(error.code or "disk_error", error.message))
         await store.save(batch)
         output, errors = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
         if batch.ends_as == "expired":
@@ -447,16 +466,16 @@ def check_input(path: Path, endpoint: str, limits: BatchLimits) -> tuple[int, li
     return len(seen), errors
 
 
-def _read_lines(path: Path, offset: int, endpoint: str, limits: BatchLimits) -> tuple[list[BatchRequest], int, bool]:
-    """The next requests of an input that was checked, where to read on, and whether that was all."""
-    requests: list[BatchRequest] = []
+def _read_lines(path: Path, offset: int, endpoint: str, limits: BatchLimits) -> tuple[list[Question], int, bool]:
+    """The next lines of an input that was checked, where to read on, and whether that was all."""
+    questions: list[Question] = []
     with path.open("rb") as file:
         file.seek(offset)
         for request in read_requests(file, (endpoint,), limits.max_line_bytes):
-            requests.append(request)
+            questions.append(Question(request, num_answers(request.body), unmet_wish(request.body)))
             if file.tell() - offset >= READ_AHEAD_BYTES:
-                return requests, file.tell(), False
-        return requests, file.tell(), True
+                return questions, file.tell(), False
+        return questions, file.tell(), True
 
 
 def _sizes(paths: Iterable[Path]) -> list[int]:

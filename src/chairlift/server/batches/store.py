@@ -73,6 +73,8 @@ class Store:
         """Uploads that are arriving, and their bytes, by owner."""
         self._written: dict[str, int] = {}
         """Bytes of results that are no files yet, by batch."""
+        self._kept: dict[str, list[int]] = {}
+        """Files that are there, and all bytes, those of results that are no files yet included, by owner."""
         try:
             self._load()
         except OSError as error:
@@ -107,15 +109,16 @@ class Store:
         files, batches = self._folder / "files", self._folder / "batches"
         for path in (*files.glob(f"*{PART}"), *batches.glob(f"*{PART}")):
             path.unlink()
-        for batch in _records(batches, BatchRecord, is_batch_id):
-            self.batches[batch.id] = batch
-        for file in _records(files, FileRecord, is_file_id):
+        known, num_bad = _records(batches, BatchRecord, is_batch_id)
+        self.batches = {batch.id: batch for batch in known}
+        there, num_bad_files = _records(files, FileRecord, is_file_id)
+        for file in there:
             if self.content_path(file.id).is_file():
-                self.files[file.id] = file
+                self._add(file)
             else:
                 _log.error("the content of %s is gone", file.id)
         written = {one for batch in self.unfinished() for one in (batch.output_file_id, batch.error_file_id)}
-        for path in files.iterdir():
+        for path in files.iterdir() if not num_bad + num_bad_files else ():
             if is_file_id(path.name) and path.name not in self.files and path.name not in written:
                 path.unlink()  # an upload that was cut off, or a file whose deletion was
         for batch in self.unfinished():
@@ -139,13 +142,11 @@ class Store:
 
     def num_bytes(self, owner: str) -> int:
         """Bytes that an owner keeps, with those that are being written."""
-        kept = sum(one.num_bytes for one in self.files.values() if one.owner == owner)
-        written = sum(self._written.get(batch.id, 0) for batch in self.unfinished() if batch.owner == owner)
-        return kept + written + sum(self._coming.get(owner, ())[1:])
+        return sum(self._kept.get(owner, ())[1:]) + sum(self._coming.get(owner, ())[1:])
 
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
         """Raises an ApiError if an owner may not have another file, or so many bytes more."""
-        num_files = sum(one.owner == owner for one in self.files.values()) + sum(self._coming.get(owner, ())[:1])
+        num_files = sum(self._kept.get(owner, ())[:1]) + sum(self._coming.get(owner, ())[:1])
         num_files += 2 * sum(batch.owner == owner for batch in self.unfinished())  # there may be results of each
         if num_files >= self.limits.max_files:
             raise _too_much(f"You have {num_files} files, of at most {self.limits.max_files}: delete some.")
@@ -179,10 +180,23 @@ class Store:
     def add_written(self, batch: BatchRecord, num_bytes: int) -> None:
         """There are so many bytes more of a batch's results."""
         self._written[batch.id] = self._written.get(batch.id, 0) + num_bytes
+        self._count(batch.owner, 0, num_bytes)
 
     def release(self, batch: BatchRecord) -> None:
         """A batch has ended: its results are files like others."""
-        self._written.pop(batch.id, None)
+        self._count(batch.owner, 0, -self._written.pop(batch.id, 0))
+
+    def _add(self, file: FileRecord) -> None:
+        if file.id not in self.files:
+            self._count(file.owner, 1, file.num_bytes)
+        self.files[file.id] = file
+
+    def _count(self, owner: str, num_files: int, num_bytes: int) -> None:
+        kept = self._kept.setdefault(owner, [0, 0])
+        kept[0] += num_files
+        kept[1] += num_bytes
+        if kept == [0, 0]:
+            del self._kept[owner]
 
     async def add_file(self, file: FileRecord) -> None:
         """Keep the record of a file whose content is there for good; adding it again changes nothing.
@@ -191,7 +205,7 @@ class Store:
             ApiError: the disk does not take it.
         """
         await self._keep(self.content_path(file.id).with_suffix(".json"), file)
-        self.files[file.id] = file
+        self._add(file)
 
     async def delete_file(self, file: FileRecord) -> None:
         """Forget a file.
@@ -207,7 +221,8 @@ class Store:
                 code="file_in_use",
                 headers=DO_NOT_RETRY,
             )
-        self.files.pop(file.id, None)
+        if self.files.pop(file.id, None) is not None:
+            self._count(file.owner, -1, -file.num_bytes)
         path = self.content_path(file.id)
         await self.on_disk(partial(_remove, (path.with_suffix(".json"), path)), in_order=True)
 
@@ -292,18 +307,21 @@ def _serial_of(record: FileRecord | BatchRecord) -> int:
     return record.serial
 
 
-def _records(folder: Path, kind: type[R], is_id: Callable[[str], bool]) -> list[R]:
-    """What can be read of the records in a folder. What cannot is left alone, for whoever looks after the disk."""
+def _records(folder: Path, kind: type[R], is_id: Callable[[str], bool]) -> tuple[list[R], int]:
+    """What can be read of the records in a folder, and how many cannot: those are left alone, for whoever looks after
+    the disk."""
     found: list[R] = []
+    num_bad = 0
     for path in sorted(folder.glob("*.json")):
         try:
             record = msgspec.json.decode(path.read_bytes(), type=kind)
         except (msgspec.DecodeError, OSError, UnicodeDecodeError) as error:
             _log.error("%s cannot be used: %s", path, error)
+            num_bad += 1
             continue
         if is_id(record.id) and path.stem == record.id:
             found.append(record)
-    return found
+    return found, num_bad
 
 
 def _remove(paths: Iterable[Path]) -> None:
