@@ -10,6 +10,7 @@ import random
 import re
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -323,6 +324,33 @@ def test_a_signal_leaves_the_terminal_as_it_was(
         terminal.type("\x03")
     else:
         terminal.process.send_signal(number)
+    assert terminal.status() == 0
+    terminal.check_left_as_found()
+
+
+def test_a_key_is_heard_while_the_server_says_nothing(terminals: list[Terminal]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        terminal = Terminal("top", f"127.0.0.1:{silent.getsockname()[1]}")
+        terminals.append(terminal)
+        connection, _ = silent.accept()
+        with connection:
+            terminal.until("asking 127.0.0.1")
+            terminal.type("q")
+            assert terminal.status() == 0
+        terminal.check_left_as_found()
+
+
+def test_it_can_be_put_aside_and_taken_up_again(server: RunningServer, terminals: list[Terminal]) -> None:
+    terminal = Terminal("top", server.url)
+    terminals.append(terminal)
+    terminal.until("serving")
+    terminal.type("\x1a")
+    terminal.until(r"\x1b\[\?1049l$")
+    until(lambda: "T" in Path(f"/proc/{terminal.process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+    assert termios.tcgetattr(terminal.theirs) == terminal.before
+    terminal.process.send_signal(signal.SIGCONT)
+    terminal.until(r"1049h[^\0]*1049l[^\0]*1049h[^\0]*serving")
+    terminal.type("q")
     assert terminal.status() == 0
     terminal.check_left_as_found()
 

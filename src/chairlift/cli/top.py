@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -80,28 +81,56 @@ def _print_once(live: Live) -> None:
         print(_rendered(line) if is_terminal else "".join(span.text for span in line).rstrip())
 
 
+class _Picture:
+    """The server as it was told last, kept up to date on a thread: keys are heard while a server takes its time."""
+
+    def __init__(self, client: LiveClient, interval_s: float, wake: Callable[[], None]) -> None:
+        self.live: Live | None = None
+        self.notice = f"asking {client.name} ..."
+        """What is wrong; empty if nothing is."""
+        self._client = client
+        self._interval_s = interval_s
+        self._wake = wake
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask no more. A question that is under way is left to itself."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        from chairlift.cli.live_client import Silent
+
+        seen_at = time.monotonic()
+        while not self._stopped.is_set():
+            try:
+                self.live, self.notice, seen_at = self._client.live(), "", time.monotonic()
+            except Silent as error:
+                age = f"as of {time.monotonic() - seen_at:.0f} s ago: " if self.live is not None else ""
+                self.notice = f"{age}{error}"
+            self._wake()
+            self._stopped.wait(self._interval_s)
+
+
 def _watch(client: LiveClient, interval_s: float) -> None:
     """Until a key, Ctrl-C or a signal says so; the terminal is as it was before, whatever happens."""
-    from chairlift.cli.live_client import Silent
     from chairlift.cli.top_frame import frame
 
-    live: Live | None = None
-    notice, seen_at = f"asking {client.name} ...", time.monotonic()
-    with _screen() as wait:
-        next_at = 0.0
-        while True:
-            if time.monotonic() >= next_at:
-                try:
-                    live, notice, seen_at = client.live(), "", time.monotonic()
-                except Silent as error:
-                    age = f"as of {time.monotonic() - seen_at:.0f} s ago: " if live is not None else ""
-                    notice = f"{age}{error}"
-                next_at = time.monotonic() + interval_s
-            width, height = os.get_terminal_size(sys.stdout.fileno())  # COLUMNS and LINES do not follow a window
-            width, height = width or 80, height or 24
-            _draw(frame(live, notice, width, height), height)
-            if wait(next_at - time.monotonic()):
-                return
+    with _screen() as (wait, wake):
+        picture = _Picture(client, interval_s, wake)
+        picture.start()
+        try:
+            while True:
+                width, height = os.get_terminal_size(sys.stdout.fileno())  # COLUMNS and LINES do not follow a window
+                width, height = width or 80, height or 24
+                _draw(frame(picture.live, picture.notice, width, height), height)
+                if wait():
+                    return
+        finally:
+            picture.stop()
 
 
 def _draw(lines: list[Line], height: int) -> None:
@@ -117,9 +146,11 @@ def _rendered(line: Line) -> str:
 
 
 @contextlib.contextmanager
-def _screen() -> Iterator[Callable[[float], bool]]:
-    """Another screen in which keys come as they are pressed. Gives what waits so many seconds, or less if the window
-    changes, and says whether to leave."""
+def _screen() -> Iterator[tuple[Callable[[], bool], Callable[[], None]]]:
+    """Another screen in which keys come as they are pressed; stopping and going on (Ctrl-Z, fg) change back and forth.
+
+    Gives what waits for anything and says whether to leave, and what ends such a wait from another thread.
+    """
     import select
     import termios
     import tty
@@ -130,35 +161,49 @@ def _screen() -> Iterator[Callable[[float], bool]]:
     os.set_blocking(writer, False)
     told: list[int] = []
 
-    def note(number: int, _: object) -> None:
-        told.append(number)
-        with contextlib.suppress(BlockingIOError):
+    def wake() -> None:
+        with contextlib.suppress(BlockingIOError, OSError):  # full: it will wake; closed: nobody waits
             os.write(writer, b"x")
 
-    def wait(timeout_s: float) -> bool:
-        ready, _, _ = select.select([descriptor, reader], [], [], max(0.0, timeout_s))
+    def note(number: int, _: object) -> None:
+        told.append(number)
+        wake()
+
+    def enter() -> None:
+        tty.setcbreak(descriptor)
+        sys.stdout.write(_ENTER)
+        sys.stdout.flush()
+
+    def leave() -> None:
+        with contextlib.suppress(OSError, termios.error):  # a terminal that is gone needs nothing back
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+    def wait() -> bool:
+        ready, _, _ = select.select([descriptor, reader], [], [])
         if reader in ready:
             os.read(reader, 64)
-        if any(number != signal.SIGWINCH for number in told):
-            return True
+        heard = {*told}
         told.clear()
+        if heard - {signal.SIGWINCH, signal.SIGTSTP}:
+            return True
+        if signal.SIGTSTP in heard:
+            leave()
+            os.kill(os.getpid(), signal.SIGSTOP)
+            enter()
         if descriptor in ready:
             pressed = os.read(descriptor, 64)
             return not pressed or not _QUITS.isdisjoint(pressed)
         return False
 
-    numbers = (signal.SIGWINCH, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGWINCH, signal.SIGTSTP, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     previous = [signal.signal(number, note) for number in numbers]
     try:
-        tty.setcbreak(descriptor)
-        sys.stdout.write(_ENTER)
-        sys.stdout.flush()
-        yield wait
+        enter()
+        yield wait, wake
     finally:
-        with contextlib.suppress(OSError, termios.error):  # a terminal that is gone needs nothing back
-            sys.stdout.write(_LEAVE)
-            sys.stdout.flush()
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        leave()
         for number, handler in zip(numbers, previous, strict=True):
             signal.signal(number, handler)
         os.close(reader)

@@ -2,7 +2,7 @@
 (() => {
   const { el, seconds, count, percent } = shared;
   const POLL_MS = 1000, MAX_RETRY_MS = 5000, ANSWER_MS = 8000;
-  const MANY = 48;
+  const MANY = 48, STALE_S = 2;
   const MAX_QUEUE = 12;
   const byId = (id) => document.getElementById(id);
   const main = byId("live"), notice = byId("notice"), stateBox = byId("state");
@@ -19,7 +19,6 @@
   const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
   const short = (id) => (id === null ? "unknown" : id.replace(/^(chat)?cmpl-|^msg_|^resp_/, ""));
   const owner = (one) => one.tenant || one.principal || "";
-  const sameKey = (one) => `${one.id}/${one.choice}`;
 
   function span(value) {
     if (value < 90) return `${Math.round(value)} s`;
@@ -128,6 +127,7 @@
       const { rates, ttft_s: ttft, itl_s: itl } = lately;
       tiles.rate.set(whole(generates ? rates.output_tokens : rates.prompt_tokens), "tokens/s",
         `${generates ? `${whole(rates.prompt_tokens)} prompt tokens/s, ` : ""}${count(+rates.steps.toFixed(1))} steps/s`);
+      tiles.ttft.box.hidden = tiles.itl.box.hidden = !generates;
       tiles.ttft.set(time(ttft.p50), "p50", ttft.count ? `${time(ttft.p99)} p99, of ${plural(ttft.count, "answer")}` : "none in the last minute");
       tiles.itl.set(time(itl.p50), "p50", itl.count ? `${time(itl.p99)} p99, in the last minute` : "none in the last minute");
     }
@@ -205,14 +205,17 @@
   const PHASES = { prefill: "prompt", sharing: "shares a prompt", decode: "decode", filler: "filler", waiting: "waiting" };
   const nodes = new Map();
 
-  function rowNode(row) {
-    const key = sameKey(row);
-    let node = row.id === null ? null : nodes.get(key);
+  // `seen` has the keys of this picture so far: clients choose ids, and two requests may have the same.
+  function rowNode(row, seen) {
+    let key = `${row.id}/${row.choice}`;
+    while (seen.has(key)) key += "'";
+    seen.add(key);
+    let node = nodes.get(key);
     if (!node) {
       const who = name(""), number = text("span", "", ""), bar = el("i", {}), phase = text("span", "", ""), age = text("span", "", "");
       const box = el("button", { type: "button", className: "slot" }, el("span", { className: "who" }, who, number), el("span", { className: "way" }, bar), el("span", { className: "how" }, phase, age));
-      box.addEventListener("click", () => openStory(row.id));
       node = { box, who, number, bar, phase, age };
+      box.addEventListener("click", () => openStory(row.id));
       nodes.set(key, node);
     }
     put(node.who, owner(row) || short(row.id));
@@ -265,18 +268,17 @@
       const numRunning = counts ? counts.running : running.length;
       const free = counts ? `${count(Math.max(0, counts.max_num_seqs - counts.running))} free` : "";
       const hidden = Math.max(0, numRunning - running.length);
-      const note = [free, hidden && live.sees === "all" ? `${count(hidden)} more are not shown` : "", live.sees === "own" ? "yours only" : ""].filter(Boolean).join(", ");
+      const note = [free, hidden && live.sees === "all" ? `${count(hidden)} more are not shown` : "", live.sees === "own" ? "yours only" : "", live.looked_s > STALE_S ? `as of ${span(live.looked_s)} ago` : ""].filter(Boolean).join(", ");
       part.title.replaceChildren(`Slots${several}`, text("small", "", note), ...(running.length ? [part.legend] : []));
       part.slots.classList.toggle("many", running.length > MANY);
-      arrange(part.slots, running.map(rowNode));
+      arrange(part.slots, running.map((row) => rowNode(row, seen)));
       part.none.hidden = running.length > 0;
       put(part.none, live.sees === "none" ? "Whose requests they are, an admin key shows." : live.sees === "own" ? "Nothing of yours is being served." : "Nobody is being served.");
       const numWaiting = counts && live.sees === "all" ? counts.waiting : waiting.length;
       part.queueBox.hidden = !waiting.length;
       const shown = waiting.slice(0, MAX_QUEUE);
       part.queueTitle.replaceChildren(`Queue${several}`, text("small", "", numWaiting > shown.length ? `the first ${shown.length} of ${count(numWaiting)}` : plural(numWaiting, "answer")));
-      arrange(part.queue, shown.map(rowNode));
-      for (const row of [...running, ...shown]) seen.add(sameKey(row));
+      arrange(part.queue, shown.map((row) => rowNode(row, seen)));
     });
     for (const key of nodes.keys()) if (!seen.has(key)) nodes.delete(key);
   }
@@ -315,7 +317,8 @@
       cell(count(group.failed), group.failed ? "bad minor" : "minor"), cell(count(group.output_tokens)), cell(time(group.ttft_p50_s)), cell(time(group.ttft_p99_s)))), "Nobody has asked yet.");
     const known = new Set();
     const rows = live.ended.map((one) => {
-      const key = `${one.id}/${one.total_s}/${one.output_tokens}`;
+      let key = `${one.id}/${one.total_s}/${one.output_tokens}`;
+      while (known.has(key)) key += "'";
       known.add(key);
       let found = endedRows.get(key);
       if (!found) {
