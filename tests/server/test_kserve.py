@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 
@@ -68,6 +69,8 @@ def test_one_that_loads_is_live_and_not_ready() -> None:
         assert server.get("/v2/health/live") == (200, {"live": True})
         assert server.get("/v2/health/ready") == NOT_READY
         assert server.get("/v2/models/fake/ready")[0] == 503
+        server.tell(signal.SIGTERM)  # or its worker would go on loading
+        assert server.status() == 0
 
 
 def is_listening(server: Served) -> bool:
