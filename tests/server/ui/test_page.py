@@ -104,6 +104,15 @@ def test_it_shows_who_runs_who_waits_and_what_became_of_whom(tab: Tab, server: R
 
 
 @needs_browser
+def test_requests_of_one_id_are_shown_apart(tab: Tab, server: RunningServer) -> None:
+    """Clients choose ids, and two may choose the same."""
+    with asking(server, "same", "same", "same"):
+        opened(tab, server)
+        tab.until("document.querySelectorAll('.slot').length === 3")
+    check_harmless(tab, server)
+
+
+@needs_browser
 def test_it_chats_and_says_why_it_took_so_long(tab: Tab, server: RunningServer) -> None:
     server.worker.says = lambda request, choice: ANSWER
     try:
