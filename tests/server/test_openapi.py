@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,6 +22,7 @@ from chairlift.cli.main import main
 from chairlift.server.errors import ErrorBody
 from chairlift.server.openapi.document import EVENTS_MEDIA
 from chairlift.server.route import Route
+from server.batch_files import ENDED, follow, form, line
 from server.fake_worker import FakeOptions
 from server.from_schema import valid
 from server.limits import CONTEXT
@@ -295,6 +299,41 @@ def test_what_is_read_is_as_told(server: RunningServer, document: Any) -> None:
                 status, media, content = ask(server, route, "GET", None, path)
                 assert status in (200, 404)
                 check_told(route, "GET", status, media, content, document)
+
+
+def test_what_is_said_of_files_and_batches_is_as_told(tmp_path: Path) -> None:
+    told: Counter[str] = Counter()
+    with running_server(FakeOptions(heartbeat_s=0.05), batch_dir=str(tmp_path)) as server:
+        document, by_name = server.app.document(), routes(server)
+
+        def asks(method: str, name: str, body: Any = None, headers: dict[str, str] | None = None, **ids: str) -> Any:
+            status, answered, content = server.request(method, name.format(**ids), body, headers)
+            check_told(by_name[name], method, status, answered["content-type"], content, document)
+            told[f"{method} {name} {status}"] += 1
+            return json.loads(content) if "json" in answered["content-type"] else None
+
+        def is_over(batch_id: str) -> bool:
+            return asks("GET", "/v1/batches/{id}", id=batch_id)["status"] in ENDED
+
+        file_id = asks("POST", "/v1/files", *form("\n".join(map(line, "ab")).encode()))["id"]
+        wrong_id = asks("POST", "/v1/files", *form(b"no line of a batch"))["id"]
+        window = {"endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}
+        for each in (file_id, wrong_id):
+            batch_id = asks("POST", "/v1/batches", window | {"input_file_id": each})["id"]
+            follow(partial(is_over, batch_id))
+            asks("POST", "/v1/batches/{id}/cancel", id=batch_id)
+        asks("POST", "/v1/batches", window)
+        asks("POST", "/v1/files", b"", {"Content-Type": "text/plain"})
+        for name in ("/v1/files", "/v1/batches"):
+            assert asks("GET", name)["data"]
+        for name in ("/v1/files/{id}", "/v1/files/{id}/content", "/v1/batches/{id}"):
+            asks("GET", name, id="none")
+        asks("GET", "/v1/files/{id}", id=file_id)
+        asks("GET", "/v1/files/{id}/content", id=file_id)
+        for _ in range(2):
+            asks("DELETE", "/v1/files/{id}", id=file_id)
+    assert told["POST /v1/batches/{id}/cancel 409"] == 2
+    assert told["DELETE /v1/files/{id} 200"] == told["DELETE /v1/files/{id} 404"] == 1
 
 
 def test_refusals_of_the_connection_itself_are_as_told(server: RunningServer) -> None:

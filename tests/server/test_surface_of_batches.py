@@ -17,6 +17,7 @@ from server.fake_worker import FakeOptions
 from server.limits import CONTEXT, MAX_BODY_BYTES
 from server.running import RunningServer, running_server, until
 from server.surface import FILE_ID, ROUTES
+from server.test_bounds import check_bounds
 from server.test_surface import Asking, check_limits, check_numbers
 
 MAX_FILE_BYTES = 2_000_000
@@ -54,6 +55,7 @@ def test_q1_every_limit_holds_on_batches(server: RunningServer, sender: Sender) 
     assert FILE_ID not in str(here.body)
     for body in here.bodies().values():
         assert server.json("POST", "/v1/batches", body)[0] == 200
+    check_bounds(server.app.document(), asking, here)
     check_limits(asking, here)
     check_numbers(asking, here)
     asking.connection.close()

@@ -328,14 +328,7 @@ def _validated(
     if n * len(prompts) > MAX_CHOICES:
         raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
     check_priority_and_cut(body.priority, body.truncate_prompt_tokens)
-    if len(body.metadata or ()) > MAX_METADATA:
-        raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
-    for key, value in (body.metadata or {}).items():
-        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_CHARS:
-            raise bad_request(
-                f"metadata: a key may have {MAX_METADATA_KEY_CHARS} characters and a value {MAX_METADATA_CHARS}",
-                "metadata",
-            )
+    check_metadata(body.metadata)
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_CHARS:
         raise bad_request(f"cache_salt must have 1 to {MAX_SALT_CHARS} characters", "cache_salt")
     return Validated(
@@ -356,6 +349,18 @@ def _validated(
         show=show,
         tools=tools,
     )
+
+
+def check_metadata(metadata: Mapping[str, str] | None) -> None:
+    """Raises a 400 for more of it than the API allows."""
+    if len(metadata or ()) > MAX_METADATA:
+        raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
+    for key, value in (metadata or {}).items():
+        if len(key) > MAX_METADATA_KEY_CHARS or len(value) > MAX_METADATA_CHARS:
+            raise bad_request(
+                f"metadata: a key may have {MAX_METADATA_KEY_CHARS} characters and a value {MAX_METADATA_CHARS}",
+                "metadata",
+            )
 
 
 def _completion_prompts(body: CompletionBody) -> list[Prompt]:

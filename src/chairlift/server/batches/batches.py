@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
 import msgspec
 
 from chairlift.server.batches.records import INPUT, BatchRecord, new_batch_id, new_file_id
 from chairlift.server.batches.runner import Runner
 from chairlift.server.batches.store import Store
+from chairlift.server.bounds import Metadata, tells
 from chairlift.server.errors import DO_NOT_RETRY, ApiError, bad_request
 from chairlift.server.exchange import Exchange
 from chairlift.server.identity import tenant_name
 from chairlift.server.json_body import convert, read_object
 from chairlift.server.query import Query
 from chairlift.server.shapes import encode_json
+from chairlift.server.validate import check_metadata
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOWS = {"24h": 24 * 3600}
-MAX_METADATA = 16
-MAX_KEY_CHARS = 64
-MAX_VALUE_CHARS = 512
 MAX_BODY_BYTES = 64 << 10
 MAX_LISTED = 100
 DEFAULT_LISTED = 20
@@ -33,10 +33,10 @@ UNSUPPORTED = {"output_expires_after": (None,)}
 class BatchBody(msgspec.Struct, kw_only=True):
     """POST /v1/batches."""
 
-    input_file_id: str | None = None
-    endpoint: str | None = None
-    completion_window: str | None = None
-    metadata: dict[str, str] | None = None
+    input_file_id: Annotated[str, tells("Of a file for batches.", required=True)] | None = None
+    endpoint: Annotated[str, tells(required=True, enum=list(ENDPOINTS))] | None = None
+    completion_window: Annotated[str, tells(required=True, enum=list(WINDOWS))] | None = None
+    metadata: Annotated[Metadata, tells("Told again with the batch.")] | None = None
 
 
 class Batches:
@@ -58,7 +58,7 @@ class Batches:
             raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
         if body.completion_window not in WINDOWS:
             raise bad_request(f"completion_window must be {' or '.join(WINDOWS)}", "completion_window")
-        _check_metadata(body.metadata)
+        check_metadata(body.metadata)
         if body.input_file_id is None:
             raise bad_request("input_file_id is missing", "input_file_id")
         principal = exchange.principal
@@ -109,16 +109,3 @@ class Batches:
     def _batch(self, exchange: Exchange) -> BatchRecord:
         batch_id = exchange.path[_PREFIX:].removesuffix(b"/cancel").decode("latin-1")
         return self._store.batch(exchange.principal.name, batch_id)
-
-
-def _check_metadata(metadata: dict[str, str] | None) -> None:
-    if metadata is None:
-        return
-    if len(metadata) > MAX_METADATA:
-        raise bad_request(f"metadata may have at most {MAX_METADATA} entries", "metadata")
-    for key, value in metadata.items():
-        if len(key) > MAX_KEY_CHARS or len(value) > MAX_VALUE_CHARS:
-            raise bad_request(
-                f"metadata has keys of at most {MAX_KEY_CHARS} characters and values of at most {MAX_VALUE_CHARS}",
-                "metadata",
-            )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
+from chairlift.server.batches.batches import MAX_LISTED as MOST_BATCHES
 from chairlift.server.batches.batches import UNSUPPORTED, BatchBody
+from chairlift.server.batches.files import MAX_LISTED as MOST_FILES
+from chairlift.server.batches.records import INPUT
+from chairlift.server.batches.told import BatchList, BatchTold, DeletedFile, FileList, FileTold
+from chairlift.server.bounds import tells
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import Exchange
 from chairlift.server.route import Operation, Parameter, Route
@@ -19,12 +25,7 @@ FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 
 _TAG = "Batches"
 _GET = ("GET", "HEAD")
-_PAGES = (
-    Parameter("limit", int | None, "How many are listed."),
-    Parameter("after", str | None, "The id of the one after which the list goes on."),
-    Parameter("order", str | None, "desc (the newest first) or asc."),
-)
-_PURPOSE = Parameter("purpose", str | None, "Only files for this.")
+_PURPOSE = Parameter("purpose", str, "Only files for this.")
 
 Serve = Callable[["BatchService", Exchange], Awaitable[None]]
 
@@ -95,11 +96,19 @@ def _endpoint(service: Callable[[], BatchService | None], serve: Serve) -> Calla
     return endpoint
 
 
+def _pages(most: int) -> tuple[Parameter, ...]:
+    return (
+        Parameter("limit", Annotated[int, Meta(ge=1, le=most)], "How many are listed."),
+        Parameter("after", str, "The id of the one after which the list goes on."),
+        Parameter("order", Literal["desc", "asc"], "The newest first, or the oldest."),
+    )
+
+
 class UploadForm(msgspec.Struct):
     """POST /v1/files, as a form."""
 
-    purpose: str
-    file: bytes
+    purpose: Annotated[str, tells(enum=[INPUT])]
+    file: Annotated[str, tells("What it holds.", contentMediaType="application/octet-stream")]
 
 
 UPLOAD = Operation(
@@ -107,21 +116,31 @@ UPLOAD = Operation(
     tag=_TAG,
     body=UploadForm,
     body_media="multipart/form-data",
+    answer=FileTold,
     statuses=(404, 413, 415, 429, 507),
 )
-LIST_FILES = Operation(about="List files.", tag=_TAG, parameters=(_PURPOSE, *_PAGES), statuses=(404,))
-FILE = Operation(about="What is known of a file.", tag=_TAG, statuses=(404,))
+LIST_FILES = Operation(
+    about="List files.", tag=_TAG, answer=FileList, parameters=(_PURPOSE, *_pages(MOST_FILES)), statuses=(404,)
+)
+FILE = Operation(about="What is known of a file.", tag=_TAG, answer=FileTold, statuses=(404,))
 CONTENT = Operation(
     about="The content of a file.", tag=_TAG, answer_media="application/octet-stream", statuses=(404, 507)
 )
-DELETE = Operation(about="Delete a file that no unfinished batch reads.", tag=_TAG, statuses=(404, 409, 507))
+DELETE = Operation(
+    about="Delete a file that no unfinished batch reads.", tag=_TAG, answer=DeletedFile, statuses=(404, 409, 507)
+)
 CREATE = Operation(
     about="Have a file of requests answered when there is room, within a day.",
     tag=_TAG,
     body=BatchBody,
     unsupported=UNSUPPORTED,
+    answer=BatchTold,
     statuses=(404, 429, 507),
 )
-LIST_BATCHES = Operation(about="List batches.", tag=_TAG, parameters=_PAGES, statuses=(404,))
-BATCH = Operation(about="What has become of a batch.", tag=_TAG, statuses=(404,))
-CANCEL = Operation(about="Stop a batch and keep what it has answered.", tag=_TAG, statuses=(404, 409, 507))
+LIST_BATCHES = Operation(
+    about="List batches.", tag=_TAG, answer=BatchList, parameters=_pages(MOST_BATCHES), statuses=(404,)
+)
+BATCH = Operation(about="What has become of a batch.", tag=_TAG, answer=BatchTold, statuses=(404,))
+CANCEL = Operation(
+    about="Stop a batch and keep what it has answered.", tag=_TAG, answer=BatchTold, statuses=(404, 409, 507)
+)
