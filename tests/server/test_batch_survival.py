@@ -45,14 +45,15 @@ def until_answered(asking: Asking, batch_id: str, count: int) -> None:
     follow(lambda: num_answered(asking, batch_id) >= min(len(IDS), count))
 
 
-def test_a_server_that_is_killed_again_and_again_answers_every_line_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_kills", [1, pytest.param(20, marks=pytest.mark.long)])
+def test_a_server_that_is_killed_again_and_again_answers_every_line_once(tmp_path: Path, num_kills: int) -> None:
     """At moments that are drawn: while it reads, asks, writes, and makes files of results."""
     rng, batch_id = random.Random(1), ""
-    for _ in range(2):
+    for _ in range(num_kills):
         with served(WORKER, **folder(tmp_path)) as server:
             anna = asking(server)
             batch_id = batch_id or anna.begin(lines())
-            until_answered(anna, batch_id, num_answered(anna, batch_id) + rng.randrange(1, 12))
+            until_answered(anna, batch_id, num_answered(anna, batch_id) + rng.randrange(1, 4))
             server.tell(signal.SIGKILL)
             server.status()
     with served(WORKER, **folder(tmp_path)) as server:

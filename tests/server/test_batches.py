@@ -388,14 +388,15 @@ def test_the_folder_is_for_one_server_at_a_time(tmp_path: Path) -> None:
         open_store(ServerOptions(batch_dir=str(tmp_path)), stack)
 
 
-def test_results_cut_at_any_byte_are_put_right_at_the_next_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [900, pytest.param(7, marks=pytest.mark.long)])
+def test_results_cut_at_any_byte_are_put_right_at_the_next_start(tmp_path: Path, step: int) -> None:
     with running_server(batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
         batch_id = anna.begin([line(f"r{i}") for i in range(4)])
         output = tmp_path / "files" / anna.ended(batch_id)["output_file_id"]
     record = tmp_path / "batches" / f"{batch_id}.json"
     whole, ended = output.read_bytes(), json.loads(record.read_bytes())
-    for cut in range(0, len(whole), 379):
+    for cut in range(0, len(whole), step):
         output.write_bytes(whole[:cut])
         output.with_suffix(".json").unlink(missing_ok=True)
         record.write_text(json.dumps(ended | {"status": "in_progress"}))

@@ -239,7 +239,7 @@ class App:
             await self._refuse(exchange, internal())
         finally:
             used = exchange.used
-            if used is not None and (used.num_prompt_tokens or exchange.status not in FOR_NOW):
+            if used is not None and (used.num_prompt_tokens or exchange.status not in (None, *FOR_NOW)):
                 self._settle(exchange, used, route.name, arrival)
 
     def _batches(self) -> BatchService | None:
