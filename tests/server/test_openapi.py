@@ -183,7 +183,8 @@ def check_told(route: Route, method: str, status: int, media: str, content: byte
     assert media.partition(";")[0] in {one.partition(";")[0] for one in told[str(status)]["content"]}
     if media.startswith(EVENTS_MEDIA):
         lines = [line for line in content.split(b"\n") if line.startswith(b"data: ")]
-        events = [json.loads(line[6:]) for line in lines if line != b"data: [DONE]"]
+        last = f"data: {operation.last_word}".encode()
+        events = [json.loads(line[6:]) for line in lines if line != last]
         assert events
         for event in events:
             is_error = "error" in event and event.keys() <= {"type", "error", "request_id"}

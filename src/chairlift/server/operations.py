@@ -23,6 +23,7 @@ from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS
 from chairlift.server.responses.body import HARMLESS_IN_RESPONSES, ResponsesBody
 from chairlift.server.responses.told import ResponseEvent, ResponseTold
 from chairlift.server.route import OF_ENGINE, Operation, Parameter
+from chairlift.server.shapes import LAST_WORD
 from chairlift.server.tokenizing import (
     UNSUPPORTED_IN_TEXTS,
     DetokenizeAnswer,
@@ -40,6 +41,7 @@ COMPLETIONS = Operation(
     unsupported=HARMLESS_IN_COMPLETIONS,
     answer=Completion,
     events=CompletionChunk,
+    last_word=LAST_WORD,
     statuses=OF_ENGINE,
 )
 CHATS = Operation(
@@ -49,6 +51,7 @@ CHATS = Operation(
     unsupported=HARMLESS_IN_CHATS,
     answer=ChatCompletion,
     events=ChatChunk,
+    last_word=LAST_WORD,
     statuses=OF_ENGINE,
 )
 TOKENIZE = Operation(

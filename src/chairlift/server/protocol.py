@@ -81,10 +81,10 @@ class Message(msgspec.Struct):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], tells("Of the role `assistant` only.")] | None = None
     tool_call_id: str | None = None
-    function_call: Annotated[Any, tells("Not supported.", enum=list(OFF))] = None
+    function_call: Annotated[Any, tells("Not supported.", enum=[*OFF, 0])] = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    audio: Annotated[Any, tells("Not supported.", enum=list(OFF))] = None
+    audio: Annotated[Any, tells("Not supported.", enum=[*OFF, 0])] = None
 
 
 class Function(msgspec.Struct):

@@ -47,6 +47,8 @@ class Operation:
     answer_media: str = JSON_MEDIA
     events: Any = None
     """What each event of a stream holds, if the answer may be streamed."""
+    last_word: str | None = None
+    """The data of a stream's last event, if that is no JSON."""
     error: Any = ErrorBody
     """What a response holds that is an error."""
     failures: Mapping[int, Any] = field(default_factory=dict)

@@ -16,7 +16,9 @@ from chairlift.core.types import FinishReason
 encode_json = msgspec.json.Encoder().encode
 """Text comes out as UTF-8, never as an escape, except where JSON demands one."""
 
-DONE = b"data: [DONE]\n\n"
+LAST_WORD = "[DONE]"
+"""The data of the event that ends a stream which was not cut off."""
+DONE = f"data: {LAST_WORD}\n\n".encode()
 
 _FINISH_REASONS = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 MARK = "\x00text\x00"

@@ -136,7 +136,18 @@ def _tell_unsupported(components: Json, schemas: _Schemas, operation: Operation)
         properties = components[schemas.of(operation.body)["$ref"].rpartition("/")[2]]["properties"]
         for name, values in operation.unsupported.items():
             if name not in properties:
-                properties[name] = {"description": "Not supported, unless it asks for nothing.", "enum": list(values)}
+                about = "Not supported, unless it asks for nothing."
+                properties[name] = {"description": about, "enum": _told_values(values)}
+
+
+def _told_values(values: Iterable[Any]) -> list[Any]:
+    """Values that are taken, each once: with false goes 0, and with true 1, as Python has it."""
+    told = {msgspec.json.encode(one): one for value in values for one in _same(value)}
+    return list(told.values())
+
+
+def _same(value: Any) -> tuple[Any, ...]:
+    return (value, int(value)) if isinstance(value, bool) else (value,)
 
 
 def _path(route: Route, schemas: _Schemas, keys: Keys) -> Json:
@@ -203,11 +214,22 @@ def _success(operation: Operation, schemas: _Schemas, *, has_content: bool) -> J
         answer: Json = {} if operation.answer is None else {"schema": schemas.of(operation.answer)}
         told["content"] = {operation.answer_media: answer}
         if operation.events is not None:
-            told["content"][EVENTS_MEDIA] = {
-                "schema": {"type": "string", "description": "Server-sent events, whose data is described by x-event."},
-                "x-event": schemas.of(operation.events),
-            }
+            told["content"][EVENTS_MEDIA] = {"schema": _event(operation, schemas)}
     return told
+
+
+def _event(operation: Operation, schemas: _Schemas) -> Json:
+    """One event of a stream: before version 3.2 there is no other place for that than the schema of the whole."""
+    content = {"anyOf": [schemas.of(operation.events), schemas.of(operation.error)]}
+    data: Json = {"type": "string", "contentMediaType": JSON_MEDIA, "contentSchema": content}
+    if operation.last_word is not None:
+        data = {"anyOf": [{"const": operation.last_word}, data]}
+    return {
+        "type": "object",
+        "description": "One server-sent event; a stream has many.",
+        "properties": {"event": {"type": "string"}, "data": data},
+        "required": ["data"],
+    }
 
 
 def _failure(status: int, operation: Operation, schemas: _Schemas, *, has_content: bool) -> Json:
