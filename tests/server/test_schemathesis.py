@@ -41,8 +41,10 @@ def test_schemathesis_finds_nothing(seed: int, tmp_path: Path) -> None:
     config = tmp_path / "schemathesis.toml"
     config.write_text(CONFIG)
     worker = {"max_model_len": 256, "max_num_seqs": 32}
+    batches = str(tmp_path / "batches")
     with (tmp_path / "log").open("w") as log, served(
-        worker, stderr=log, api_keys=["client"], admin_api_keys=["owner"], enable_per_request_metrics=True
+        worker, stderr=log, api_keys=["client"], admin_api_keys=["owner"], enable_per_request_metrics=True, ui=True,
+        batch_dir=batches,
     ) as server:  # fmt: skip
         done = subprocess.run(
             [
