@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from chairlift.metrics.batches import BatchMetrics
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.metrics.several import render_all
 
@@ -31,10 +32,11 @@ Series = dict[str, tuple[str, frozenset[str]]]
 
 @pytest.fixture(scope="module")
 def families() -> list[Metric]:
-    """What is rendered of a server with two engines."""
+    """What is rendered of a server with two engines that keeps batches."""
     engines = [ServingMetrics("m", max_model_len=4096, num_blocks=8, block_size=16, engine=name) for name in "01"]
     engines[0].on_response("/v1/models", 200)
-    return list(text_string_to_metric_families(render_all(engines).decode()))
+    batches = BatchMetrics(engines[0].labels, lambda: [("in_progress", 3)])
+    return list(text_string_to_metric_families(render_all([*engines, batches]).decode()))
 
 
 @pytest.fixture(scope="module")

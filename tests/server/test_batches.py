@@ -12,11 +12,12 @@ from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from chairlift.core.admission import AdmissionLimits
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import BACKGROUND_PRIORITY
-from chairlift.server.batches import disk, runner
+from chairlift.server.batches import content, disk
 from chairlift.server.batches.service import open_store
 from chairlift.server.options import ServerOptions
 from server.batch_files import Asking, follow, line
@@ -44,6 +45,15 @@ def anna(server: RunningServer) -> Asking:
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0], max_retries=0) as client:
         yield client
+
+
+def told(server: RunningServer, name: str) -> dict[str, float]:
+    """The values of a series of batches, by their last label, as far as they are not 0."""
+    families = text_string_to_metric_families(server.request("GET", "/metrics")[2].decode())
+    samples = [sample for family in families for sample in family.samples if sample.name == f"chairlift:{name}"]
+    assert samples, name
+    own = [(sample.labels.keys() - {"model_name", "engine"}, sample) for sample in samples]
+    return {sample.labels[next(iter(labels))] if labels else "": sample.value for labels, sample in own if sample.value}
 
 
 def text_of(custom_id: str, count: int = 5) -> str:
@@ -292,6 +302,9 @@ def test_cancelling_keeps_what_was_answered_and_stops_the_rest(tmp_path: Path) -
         behind = anna.begin([line("c")])
         follow(lambda: anna.batch(batch_id)["request_counts"]["completed"] == 2)
         follow(lambda: anna.batch(behind)["status"] == "in_progress")
+        follow(lambda: told(server, "num_batch_requests_running") == {"": 3.0})
+        assert told(server, "num_batch_requests_waiting") == {"": 18.0}
+        assert told(server, "num_batches") == {"in_progress": 2.0}
         status, answer = server.json("POST", f"/v1/batches/{batch_id}/cancel")
         assert (status, answer["status"]) == (200, "cancelling")
         server.json("POST", f"/v1/batches/{batch_id}/cancel")
@@ -305,6 +318,10 @@ def test_cancelling_keeps_what_was_answered_and_stops_the_rest(tmp_path: Path) -
         status, answer = server.json("POST", f"/v1/batches/{batch_id}/cancel")
         assert (status, answer["error"]["code"]) == (409, "batch_has_ended")
         server.wait_idle()
+        assert told(server, "batch_requests_finished_total") == {"completed": 3.0, "cancelled": 20.0}
+        assert told(server, "batches_finished_total") == {"completed": 1.0, "cancelled": 1.0}
+        for name in ("num_batch_requests_running", "num_batch_requests_waiting", "num_batches"):
+            assert told(server, name) == {}
 
 
 def test_one_that_waits_behind_another_is_cancelled_at_once(tmp_path: Path) -> None:
@@ -329,6 +346,8 @@ def test_what_its_time_is_over_for_has_a_result_that_says_so(tmp_path: Path) -> 
         errors = anna.results(batch["error_file_id"])
         assert set(errors) == set(map(str, range(5)))
         assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}
+        assert told(server, "batch_requests_finished_total") == {"completed": 1.0, "expired": 5.0}
+        assert told(server, "batches_finished_total") == {"expired": 1.0}
 
 
 async def time_is_over(server: RunningServer, batch_id: str) -> None:
@@ -410,6 +429,28 @@ def test_results_cut_at_any_byte_are_put_right_at_the_next_start(tmp_path: Path,
         assert not (tmp_path / "files" / "file-000000000000000000000000").exists()
 
 
+def test_results_that_are_damaged_end_their_batch_and_not_those_behind_it(tmp_path: Path) -> None:
+    with running_server(batch_dir=str(tmp_path)) as server:
+        anna = Asking(server)
+        damaged, behind = (anna.begin([line(f"r{i}") for i in range(4)]) for _ in range(2))
+        output = tmp_path / "files" / anna.ended(damaged)["output_file_id"]
+        other = tmp_path / "files" / anna.ended(behind)["output_file_id"]
+    for path in (output, other):
+        path.with_suffix(".json").unlink()
+    output.write_bytes(b"{}\n" + output.read_bytes())
+    for batch_id, changes in ((damaged, {"expires_at": 1}), (behind, {})):
+        record = tmp_path / "batches" / f"{batch_id}.json"
+        record.write_text(json.dumps(json.loads(record.read_bytes()) | {"status": "in_progress"} | changes))
+    with running_server(batch_dir=str(tmp_path)) as server:
+        anna = Asking(server)
+        assert anna.ended(behind)["status"] == "completed"
+        batch = anna.ended(damaged)
+        assert batch["status"] in ("expired", "failed")
+        assert {error["code"] for error in batch["errors"]["data"]} == {"disk_error"}
+        assert "line 1" in batch["errors"]["data"][0]["message"]
+        assert anna.content(batch["output_file_id"]) == output.read_bytes(), "what there is stays"
+
+
 def test_what_was_cancelled_when_the_server_ended_is_cancelled(tmp_path: Path) -> None:
     with running_server(batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
@@ -481,7 +522,7 @@ def test_a_full_disk_ends_a_batch_with_what_it_has(tmp_path: Path, monkeypatch: 
             raise OSError(28, os.strerror(28))
         return append(path, lines)
 
-    monkeypatch.setattr(runner, "append_lines", append_some)
+    monkeypatch.setattr(content, "append_lines", append_some)
     with running_server(FakeOptions(max_num_seqs=1), batch_dir=str(tmp_path)) as server:
         anna = Asking(server)
         batch = anna.ended(anna.begin([line(i) for i in range(20)]))

@@ -49,7 +49,8 @@ class ServingMetrics:
     def __init__(
         self, model_name: str, max_model_len: int, num_blocks: int, block_size: int, engine: str = "0"
     ) -> None:
-        self._labels = {"model_name": model_name, "engine": engine}
+        self.labels = {"model_name": model_name, "engine": engine}
+        """Of every series."""
         self._cache = _cache_shape(num_blocks, block_size)
         self._num_blocks = num_blocks
 
@@ -217,8 +218,8 @@ class ServingMetrics:
                 stats.max_prefill_tokens,
             ),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=tuple(self._labels))
-            gauge.add_metric(tuple(self._labels.values()), value)
+            gauge = GaugeMetricFamily(name, text, labels=tuple(self.labels))
+            gauge.add_metric(tuple(self.labels.values()), value)
             yield gauge
         waiting = {reason: stats.waiting_by_reason.get(reason, 0) for reason in WaitReason}
         num_deferred = sum(waiting[reason] for reason in DEFERRED)
@@ -230,7 +231,7 @@ class ServingMetrics:
         yield self._by_reason(
             "chairlift:num_requests_waiting_by_reason", "Waiting sequences by what keeps them.", waiting
         )
-        info = self._labels | self._cache
+        info = self.labels | self._cache
         shape = GaugeMetricFamily("vllm:cache_config_info", "Shape of the key/value cache.", labels=tuple(info))
         shape.add_metric(tuple(info.values()), 1)
         yield shape
@@ -238,9 +239,9 @@ class ServingMetrics:
     def _by_reason(
         self, name: str, text: str, values: Mapping[str, float] | Mapping[WaitReason, float]
     ) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, text, labels=(*self._labels, "reason"))
+        family = GaugeMetricFamily(name, text, labels=(*self.labels, "reason"))
         for reason, value in values.items():
-            family.add_metric((*self._labels.values(), str(reason)), value)
+            family.add_metric((*self.labels.values(), str(reason)), value)
         return family
 
     def _counters(self) -> Iterator[Metric]:
@@ -297,9 +298,9 @@ class ServingMetrics:
         self, name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], float]]
     ) -> CounterMetricFamily:
         """A counter whose series have these values of `labels` besides the common ones."""
-        family = CounterMetricFamily(name, text, labels=(*self._labels, *labels))
+        family = CounterMetricFamily(name, text, labels=(*self.labels, *labels))
         for values, value in series:
-            family.add_metric((*self._labels.values(), *values), value)
+            family.add_metric((*self.labels.values(), *values), value)
         return family
 
     def _histograms(self) -> Iterator[Metric]:
@@ -334,8 +335,8 @@ class ServingMetrics:
             ("vllm:request_num_preemptions", "Preemptions per choice.", self.preemptions),
             ("chairlift:step_seconds", "Duration of a step.", self.step_time),
         ):
-            family = HistogramMetricFamily(name, text, labels=tuple(self._labels))
-            family.add_metric(tuple(self._labels.values()), histogram.cumulative(), histogram.sum)
+            family = HistogramMetricFamily(name, text, labels=tuple(self.labels))
+            family.add_metric(tuple(self.labels.values()), histogram.cumulative(), histogram.sum)
             yield family
 
 

@@ -28,7 +28,7 @@ from chairlift.server.client import EngineClient
 from chairlift.server.cors import Cors
 from chairlift.server.dialect import Read
 from chairlift.server.embeddings import PASS_ROUTES
-from chairlift.server.errors import ApiError, internal, unavailable
+from chairlift.server.errors import FOR_NOW, ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.kserve import MODEL_PATH as PROBED_PATH
@@ -55,9 +55,6 @@ _log = logging.getLogger("chairlift.server")
 _MODEL_PATH = b"/v1/models/"
 _UNKNOWN = "unknown"
 _CLOSE = (b"connection", b"close")
-
-FOR_NOW = (429, 503)
-"""Statuses of what may be served when it is asked again."""
 
 AdminEndpoint = Callable[[Exchange, EngineClient], Awaitable[None]]
 
@@ -441,7 +438,8 @@ class App:
         await exchange.respond(200, encode_json({"version": __version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        body = b"" if self.serving is None else self.serving[0].client.render_metrics()
+        others = () if self.batches is None else (self.batches.metrics,)
+        body = b"" if self.serving is None else self.serving[0].client.render_metrics(*others)
         await exchange.respond(200, body, CONTENT_TYPE.encode())
 
     async def _openapi(self, exchange: Exchange) -> None:

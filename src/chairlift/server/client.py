@@ -17,7 +17,7 @@ from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
 from chairlift.metrics.serving import ServingMetrics
-from chairlift.metrics.several import render_all
+from chairlift.metrics.several import Counted, render_all
 from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
@@ -197,9 +197,9 @@ class EngineClient(asyncio.Protocol):
         """What is counted of single passes."""
         return self.metrics if self._encoder is None or not self._encoder.is_open else self._encoder.metrics
 
-    def render_metrics(self) -> bytes:
-        """The series of every engine of this worker, and of this process, in the Prometheus text format."""
-        sides = [self.metrics, self._encoder.metrics if self._encoder is not None else None]
+    def render_metrics(self, *others: Counted) -> bytes:
+        """The series of every engine of this worker, of `others` and of this process, in the Prometheus text format."""
+        sides = [self.metrics, self._encoder.metrics if self._encoder is not None else None, *others]
         return render_all([metrics for metrics in sides if metrics is not None], with_process=True)
 
     def submit(

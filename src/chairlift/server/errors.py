@@ -21,6 +21,9 @@ RETRY_AFTER_S = 1
 MAX_RETRY_AFTER_S = 120
 """Longer waits are ignored by the usual clients."""
 
+FOR_NOW = (429, 503)
+"""Statuses of what may be served when it is asked again."""
+
 DO_NOT_RETRY = ((b"x-should-retry", b"false"),)
 """Tells the usual clients that asking again gives the same answer."""
 

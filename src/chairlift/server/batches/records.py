@@ -108,6 +108,11 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     def has_ended(self) -> bool:
         return self.status in ENDED
 
+    @property
+    def num_unanswered(self) -> int:
+        """Requests that have no result, of a batch that was validated."""
+        return max(0, self.num_requests - self.num_completed - self.num_failed)
+
     def is_in(self, status: Status) -> bool:
         """Whether it has this status now."""
         return self.status == status

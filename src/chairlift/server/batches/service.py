@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from chairlift.core.admission import Admission
+from chairlift.metrics.batches import BatchMetrics
 from chairlift.server.access import Access
 from chairlift.server.batches.batches import Batches
 from chairlift.server.batches.files import Files
@@ -60,10 +61,15 @@ class BatchService:
     ) -> None:
         self._access = access
         self._client = client
+        self.metrics = BatchMetrics(
+            {} if client.metrics is None else client.metrics.labels,
+            lambda: ((one.status, one.num_unanswered) for one in store.unfinished()),
+        )
         self._turns = Turns(lambda: client.admission.max_num_seqs)
         self._turns_of_texts = Turns(lambda: self._admission_of_texts.max_num_seqs)
         self.runner = Runner(
             store,
+            self.metrics,
             ask,
             self._principal,
             self._turns_for,

@@ -274,6 +274,13 @@ class Store:
         """
         await self._keep(self._batch_path(batch.id), batch)
 
+    async def save_if_possible(self, batch: BatchRecord) -> None:
+        """Keep what can be found out again: a disk that does not take it now is no reason to stop."""
+        try:
+            await self.save(batch)
+        except ApiError as error:
+            _log.error("batch %s cannot be kept: %s", batch.id, error.message)
+
     def next_serial(self) -> int:
         """Of the next record."""
         self._serial += 1
