@@ -256,6 +256,5 @@ def test_serving_goes_on_with_a_full_disk() -> None:
             server.complete(max_tokens=2)
         assert server.usage_log is not None
         until(lambda: server.usage_log is not None and server.usage_log.num_lost == 5)
-        server.complete(max_tokens=2)
         text = server.request("GET", "/metrics")[2].decode()
     assert 'chairlift:usage_records_lost_total{engine="0",model_name="fake"} 5.0' in text

@@ -1,6 +1,5 @@
 """The ASGI application: routes, access, and what every response has in common.
 
-A route is found by the raw path, byte for byte: what was not decoded cannot be decoded differently by somebody else.
 Everything needs access except what a route says is open.
 """
 
@@ -8,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -18,7 +17,9 @@ from chairlift import __version__
 from chairlift.metrics.serving import CONTENT_TYPE
 from chairlift.server import operations
 from chairlift.server.access import Access
-from chairlift.server.admin import LIMITS_PATH, REQUEST_PATH, REQUESTS_PATH, Admin
+from chairlift.server.accounts import Accounts
+from chairlift.server.admin import Admin
+from chairlift.server.admin_routes import admin_routes
 from chairlift.server.anthropic.dialect import count_message, read_message
 from chairlift.server.anthropic.operations import COUNT, MESSAGES
 from chairlift.server.batches.routes import batch_routes
@@ -31,8 +32,6 @@ from chairlift.server.embeddings import PASS_ROUTES
 from chairlift.server.errors import FOR_NOW, ApiError, internal, unavailable
 from chairlift.server.exchange import ClientGone, Exchange, Receive, Scope, Send
 from chairlift.server.generate import Engine, Generation
-from chairlift.server.kserve import MODEL_PATH as PROBED_PATH
-from chairlift.server.kserve import READY as PROBED_READY
 from chairlift.server.kserve import Probes
 from chairlift.server.logs import ABOUT
 from chairlift.server.openapi.document import Keys, document
@@ -40,23 +39,21 @@ from chairlift.server.passes import MakeJob, Passes, Reader
 from chairlift.server.request_line import RequestLine
 from chairlift.server.rerank import PAIR_ROUTES
 from chairlift.server.responses.request import read_response
-from chairlift.server.route import Endpoint, Operation, Route
+from chairlift.server.route import Route, at
+from chairlift.server.routes import Routes
 from chairlift.server.shapes import encode_json
 from chairlift.server.tokenizing import ReadBody, Tokenizing, detokenize, tokenize
-from chairlift.server.traced import Traced, Traces
-from chairlift.server.ui.shapes import LIVE_PATH, PAGE_PATH, STORY_PATH
-from chairlift.server.ui.watching import LIVE, PAGE, STORY, Watching
-from chairlift.server.usage import Used
+from chairlift.server.traced import Traces
+from chairlift.server.ui.watching import Watching
 from chairlift.server.usage_log import UsageLog
 from chairlift.server.watchdog import Watchdog
 
 _log = logging.getLogger("chairlift.server")
 
-_MODEL_PATH = b"/v1/models/"
-_UNKNOWN = "unknown"
+_MODEL_PATH = "/v1/models/"
+UNKNOWN = Route("unknown")
+"""Of all paths at which there is nothing."""
 _CLOSE = (b"connection", b"close")
-
-AdminEndpoint = Callable[[Exchange, EngineClient], Awaitable[None]]
 
 
 class App:
@@ -91,109 +88,37 @@ class App:
         self._log_requests = log_requests
         self._cors = cors
         self._root = root_path.encode()
-        self._usage_log = usage_log
-        self._traces = traces
-        post, get = ("POST",), ("GET", "HEAD")
-        self._routes: dict[bytes, Route] = {}
-        self._add("/v1/completions", post, self._completions, operations.COMPLETIONS)
-        self._add("/v1/chat/completions", post, self._chat_completions, operations.CHATS)
-        self._add("/v1/responses", post, self._responses, operations.RESPONSES)
-        for path, (make_job, operation) in (PASS_ROUTES | PAIR_ROUTES).items():
-            self._add(path, post, partial(self._read, make_job), operation)
-        self._add("/v1/messages", post, self._messages, MESSAGES)
-        self._add("/v1/messages/count_tokens", post, partial(self._look_at, count_message), COUNT)
-        self._add("/tokenize", post, partial(self._look_at, tokenize), operations.TOKENIZE)
-        self._add("/detokenize", post, partial(self._look_at, detokenize), operations.DETOKENIZE)
-        self._add("/v1/models", get, self._models, operations.MODELS)
-        self._add("/version", get, self._version, operations.VERSION)
-        self._add("/metrics", get, self._metrics, operations.METRICS, is_logged=False, is_metrics=True)
-        self._add("/health", get, self._health, operations.HEALTH, is_open=True, is_logged=False)
-        self._add("/ready", get, self._ready, operations.READY, is_open=True, is_logged=False)
-        self._add("/openapi.json", get, self._openapi, operations.OPENAPI)
-        probes = Probes(self._check_ready, self._served)
-        self._routes.update((route.name.encode(), route) for route in probes.routes())
-        probed, probed_ready = probes.of_models()
-        self._document: asyncio.Task[bytes] | None = None
-        """Made when somebody asks for it first."""
-        self._unknown_route = Route(_UNKNOWN)
-        model = Route(
-            "/v1/models/{model}", dict.fromkeys(get, self._model), operations=dict.fromkeys(get, operations.MODEL)
-        )
-        self._prefixes = {_MODEL_PATH: model, PROBED_PATH.encode(): probed}
-        """Routes of paths that begin so, where no route has the whole path."""
+        self._accounts = Accounts(clock, usage_log, traces)
         self.batches: BatchService | None = None
         """Files and batches, if there are any."""
-        self._around: dict[tuple[bytes, bytes], Route] = {(PROBED_PATH.encode(), PROBED_READY.encode()): probed_ready}
-        """Routes of paths that begin and end so."""
-        for begin, end, route in batch_routes(self._batches):
-            if end:
-                self._around[begin, end] = route
-            else:
-                (self._prefixes if begin.endswith(b"/") else self._routes)[begin] = route
+        self._document: asyncio.Task[bytes] | None = None
+        """Made when somebody asks for it first."""
+        self._routes = Routes()
+        self._routes.add(self._own_routes())
+        self._routes.add(Probes(self._check_ready, self._served).routes())
+        self._routes.add(batch_routes(self._batches))
         if admin is not None:
-            self._add_admin(admin)
+            self._routes.add(admin_routes(admin, lambda: self._engine()[0].client))
         if watching is not None:
-            self._add_watching(watching)
+            self._routes.add(watching.routes(lambda: self._engine()[0], self._state))
 
-    def _add(
-        self,
-        path: str,
-        methods: tuple[str, ...],
-        endpoint: Endpoint,
-        operation: Operation,
-        *,
-        is_open: bool = False,
-        is_logged: bool = True,
-        is_metrics: bool = False,
-        is_watched: bool = False,
-    ) -> None:
-        self._routes[path.encode()] = Route(
-            path,
-            dict.fromkeys(methods, endpoint),
-            is_open,
-            is_logged,
-            is_metrics=is_metrics,
-            is_watched=is_watched,
-            operations=dict.fromkeys(methods, operation),
-        )
-
-    def _add_admin(self, admin: Admin) -> None:
-        def served(endpoint: AdminEndpoint) -> Endpoint:
-            return lambda exchange: endpoint(exchange, self._engine()[0].client)
-
-        def reads(name: str, endpoint: AdminEndpoint, operation: Operation) -> Route:
-            methods = ("GET", "HEAD")
-            return Route(
-                name,
-                dict.fromkeys(methods, served(endpoint)),
-                is_admin=True,
-                operations=dict.fromkeys(methods, operation),
-            )
-
-        limits = reads(LIMITS_PATH, admin.limits, operations.LIMITS)
-        limits.methods["PATCH"] = served(admin.change_limits)
-        limits.operations["PATCH"] = operations.CHANGE_LIMITS
-        self._routes[LIMITS_PATH.encode()] = limits
-        self._routes[REQUESTS_PATH.encode()] = reads(REQUESTS_PATH, admin.requests, operations.REQUESTS)
-        self._prefixes[REQUEST_PATH.encode()] = reads(REQUEST_PATH + "{id}", admin.request, operations.REQUEST)
-
-    def _add_watching(self, watching: Watching) -> None:
-        async def live(exchange: Exchange) -> None:
-            await watching.live(exchange, self._engine()[0], self._state())
-
-        async def story(exchange: Exchange) -> None:
-            await watching.story(exchange, self._engine()[0])
-
-        get = ("GET", "HEAD")
-        self._add(PAGE_PATH, get, watching.page, PAGE, is_open=True, is_logged=False)
-        self._add(LIVE_PATH, get, live, LIVE, is_logged=False, is_watched=True)
-        self._prefixes[STORY_PATH.encode()] = Route(
-            STORY_PATH + "{id}",
-            dict.fromkeys(get, story),
-            is_logged=False,
-            is_watched=True,
-            operations=dict.fromkeys(get, STORY),
-        )
+    def _own_routes(self) -> Iterator[Route]:
+        yield at("/v1/completions", POST=(partial(self._generate, read_completion), operations.COMPLETIONS))
+        yield at("/v1/chat/completions", POST=(partial(self._generate, read_chat), operations.CHATS))
+        yield at("/v1/responses", POST=(partial(self._generate, read_response), operations.RESPONSES))
+        yield at("/v1/messages", POST=(partial(self._generate, read_message), MESSAGES))
+        yield at("/v1/messages/count_tokens", POST=(partial(self._look_at, count_message), COUNT))
+        yield at("/tokenize", POST=(partial(self._look_at, tokenize), operations.TOKENIZE))
+        yield at("/detokenize", POST=(partial(self._look_at, detokenize), operations.DETOKENIZE))
+        for path, (make_job, operation) in (PASS_ROUTES | PAIR_ROUTES).items():
+            yield at(path, POST=(partial(self._read, make_job), operation))
+        yield at("/v1/models", GET=(self._models, operations.MODELS))
+        yield at(f"{_MODEL_PATH}{{model}}", GET=(self._model, operations.MODEL))
+        yield at("/version", GET=(self._version, operations.VERSION))
+        yield at("/metrics", is_metrics=True, is_logged=False, GET=(self._metrics, operations.METRICS))
+        yield at("/health", is_open=True, is_logged=False, GET=(self._health, operations.HEALTH))
+        yield at("/ready", is_open=True, is_logged=False, GET=(self._ready, operations.READY))
+        yield at("/openapi.json", GET=(self._openapi, operations.OPENAPI))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request (ASGI)."""
@@ -203,7 +128,7 @@ class App:
         arrival = self._clock()
         if self._root and exchange.path.startswith(self._root + b"/"):
             exchange.path = exchange.path[len(self._root) :]
-        route = self._routes.get(exchange.path) or self._route_by_prefix(exchange.path)
+        route = self._routes.find(exchange.path) or UNKNOWN
         try:
             await self._serve(exchange, route)
         except ClientGone:
@@ -218,15 +143,14 @@ class App:
             await self._refuse(exchange, internal())
         finally:
             self._note(exchange, route, arrival)
-            if exchange.used is not None:
-                self._settle(exchange, exchange.used, route.name, arrival)
+            self._settle(exchange, route, arrival)
 
     async def answer(self, exchange: Exchange) -> None:
         """Serve a request that this process asks itself; that whoever it is for may ask so was found out before.
 
         What is refused for now, without having been worked at, was not asked: it is not written down.
         """
-        arrival, route = self._clock(), self._routes[exchange.path]
+        arrival, route = self._clock(), self._routes.find(exchange.path) or UNKNOWN
         try:
             await route.methods[exchange.method](exchange)
         except ApiError as error:
@@ -237,7 +161,7 @@ class App:
         finally:
             used = exchange.used
             if used is not None and (used.num_prompt_tokens or exchange.status not in (None, *FOR_NOW)):
-                self._settle(exchange, used, route.name, arrival)
+                self._settle(exchange, route, arrival)
 
     def _batches(self) -> BatchService | None:
         self._engine()
@@ -246,16 +170,7 @@ class App:
     @property
     def routes(self) -> tuple[Route, ...]:
         """All of them."""
-        return (*self._routes.values(), *self._around.values(), *self._prefixes.values())
-
-    def _route_by_prefix(self, path: bytes) -> Route:
-        for (begin, end), route in self._around.items():
-            if path.startswith(begin) and path.endswith(end) and len(path) > len(begin) + len(end):
-                return route
-        for prefix, route in self._prefixes.items():
-            if path.startswith(prefix):
-                return route
-        return self._unknown_route
+        return tuple(self._routes)
 
     async def _serve(self, exchange: Exchange, route: Route) -> None:
         if self._cors is not None and self._cors.admit(exchange):
@@ -264,7 +179,7 @@ class App:
                 await exchange.respond(200, b"", headers=preflight)
                 return
         self._identify(exchange, route)
-        if route is self._unknown_route:
+        if route is UNKNOWN:
             raise ApiError(404, "There is nothing at this path.", code="unknown_path")
         endpoint = route.methods.get(exchange.method)
         if endpoint is None:
@@ -286,7 +201,7 @@ class App:
                 principal = exchange.principal = exchange.view.principal
             else:
                 principal = exchange.principal = self._access.principal(exchange.headers)
-            if principal.routes is not None and route is not self._unknown_route and route.name not in principal.routes:
+            if principal.routes is not None and route is not UNKNOWN and route.name not in principal.routes:
                 raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:
@@ -305,79 +220,16 @@ class App:
         if self._log_requests and route.is_logged:
             _log.info(RequestLine(exchange, route.name, self._clock() - arrival))
 
-    def _settle(self, exchange: Exchange, used: Used, route: str, arrival: float) -> None:
-        """Once it is known what a request used, its principal is charged and a line is written."""
-        line = None if self._usage_log is None else self._usage_line(self._usage_log, exchange, used, route, arrival)
-        admission = self.serving[1].admission if self.serving is not None else None
-        name = exchange.principal.name
-        trace = None if self._traces is None else self._trace(self._traces, exchange, used, route, arrival)
-
-        def settle() -> None:
-            if admission is not None:
-                admission.spent(name, used.num_output_tokens, self._clock())
-            if line is not None:
-                line()
-            if trace is not None:
-                trace()
-
-        used.when_settled(settle)
-
-    def _usage_line(
-        self, log: UsageLog, exchange: Exchange, used: Used, route: str, arrival: float
-    ) -> Callable[[], None]:
-        """What writes the line of a request that is over."""
-        about = {
-            "id": exchange.id,
-            "principal": exchange.principal.name,
-            "route": route,
-            "status": exchange.status,
-        }
-        if exchange.batch is not None:
-            about["batch"] = exchange.batch
-        total_s = {"total_s": round(self._clock() - arrival, 6)}
-        metrics = self.serving[0].client.metrics if self.serving is not None else None
-        if metrics is not None:
-            metrics.num_usage_records_lost = log.num_lost
-        return lambda: log.put(about | used.record() | total_s)
-
-    def _trace(self, traces: Traces, exchange: Exchange, used: Used, route: str, arrival: float) -> Callable[[], None]:
-        """What hands on the trace of a request that is over."""
-        headers = exchange.headers
-        traced = Traced(
-            request_id=exchange.id,
-            principal=exchange.principal.name,
-            method=exchange.method,
-            route=route,
-            status=exchange.status,
-            error_code=exchange.error_code,
-            arrival=arrival,
-            ended=self._clock(),
-            used=used,
-            traceparent=headers.get(b"traceparent", b"").decode("latin-1"),
-            tracestate=headers.get(b"tracestate", b"").decode("latin-1"),
-        )
-        metrics = self.serving[0].client.metrics if self.serving is not None else None
-        if metrics is not None:
-            metrics.num_traces_lost = traces.num_lost
-        return lambda: traces.put(traced)
+    def _settle(self, exchange: Exchange, route: Route, arrival: float) -> None:
+        if exchange.used is not None:
+            admission = None if self.serving is None else self.serving[1].admission
+            self._accounts.settle(exchange, exchange.used, route.name, arrival, admission)
 
     # ------------------------------------------------------------ endpoints
 
-    async def _completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, read_completion)
-
-    async def _chat_completions(self, exchange: Exchange) -> None:
-        await self._generate(exchange, read_chat)
-
-    async def _responses(self, exchange: Exchange) -> None:
-        await self._generate(exchange, read_response)
-
-    async def _messages(self, exchange: Exchange) -> None:
-        await self._generate(exchange, read_message)
-
-    async def _generate(self, exchange: Exchange, read: Read) -> None:
+    async def _generate(self, read: Read, exchange: Exchange) -> None:
         self._check_open()
-        exchange.used = Used(exchange.id, is_traced=self._traces is not None)
+        self._accounts.open(exchange)
         engine, generation = self._engine()
         with self._counted(engine.client):
             await generation.serve(exchange, read)
@@ -387,7 +239,7 @@ class App:
         client = self._engine()[0].client
         if self.passes is None:
             raise ApiError(404, "This server has no model that reads texts for vectors.", code="no_embedding_model")
-        exchange.used = Used(exchange.id, is_traced=self._traces is not None)
+        self._accounts.open(exchange)
         with self._counted(client):
             await self.passes.serve(exchange, make_job)
 
@@ -438,9 +290,16 @@ class App:
         await exchange.respond(200, encode_json({"version": __version__}))
 
     async def _metrics(self, exchange: Exchange) -> None:
-        others = () if self.batches is None else (self.batches.metrics,)
-        body = b"" if self.serving is None else self.serving[0].client.render_metrics(*others)
-        await exchange.respond(200, body, CONTENT_TYPE.encode())
+        await exchange.respond(200, self._scraped(), CONTENT_TYPE.encode())
+
+    def _scraped(self) -> bytes:
+        """All series; none before there is an engine."""
+        if self.serving is None:
+            return b""
+        client = self.serving[0].client
+        if client.metrics is not None:
+            self._accounts.report(client.metrics)
+        return client.render_metrics(*(() if self.batches is None else (self.batches.metrics,)))
 
     async def _openapi(self, exchange: Exchange) -> None:
         if self._document is None:  # takes long enough to be noticed by streams

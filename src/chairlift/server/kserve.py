@@ -13,12 +13,11 @@ from urllib.parse import unquote
 from chairlift import __version__
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import Exchange
-from chairlift.server.route import Endpoint, Operation, Route
+from chairlift.server.route import Operation, Route, at
 from chairlift.server.shapes import encode_json
 
-MODEL_PATH = "/v2/models/"
-READY = "/ready"
-_METHODS = ("GET", "HEAD")
+_MODEL_PATH = "/v2/models/"
+_READY = "/ready"
 _TAG = "Server"
 
 
@@ -46,6 +45,19 @@ class ModelTold(TypedDict):
     outputs: list[str]
 
 
+def _readiness(about: str) -> Operation:
+    """Who is not ready says so in the same words, with a 503."""
+    return Operation(about=about, tag=_TAG, answer=ReadyTold, failures={503: ReadyTold})
+
+
+PING = _readiness("As /ready.")
+READY = _readiness("As /ready, in KServe's words.")
+MODEL_READY = _readiness("Whether a model serves, in KServe's words.")
+LIVE = Operation(about="Whether the server answers, whatever it could serve.", tag=_TAG, answer=LiveTold)
+SERVER = Operation(about="What this server is, in KServe's words.", tag=_TAG, answer=ServerTold)
+MODEL = Operation(about="What a model is, in KServe's words.", tag=_TAG, answer=ModelTold)
+
+
 class Probes:
     """Answers probes. `check_ready` raises an ApiError unless requests are served, `names` gives those of models."""
 
@@ -54,28 +66,16 @@ class Probes:
         self._names = names
 
     def routes(self) -> Iterator[Route]:
-        """Each of one path."""
-        yield _route("/ping", self._ping, _readiness("As /ready."), is_open=True)
-        live = Operation(about="Whether the server answers, whatever it could serve.", tag=_TAG, answer=LiveTold)
-        yield _route("/v2/health/live", self._live, live, is_open=True)
-        yield _route("/v2/health/ready", self._ready, _readiness("As /ready, in KServe's words."), is_open=True)
-        server = Operation(about="What this server is, in KServe's words.", tag=_TAG, answer=ServerTold)
-        yield _route("/v2", self._server, server)
-
-    def of_models(self) -> tuple[Route, Route]:
-        """Of what begins with `MODEL_PATH`, and of that which ends with `READY` besides."""
-        model = Operation(about="What a model is, in KServe's words.", tag=_TAG, answer=ModelTold)
-        ready = _readiness("Whether a model serves, in KServe's words.")
-        return (
-            _route(MODEL_PATH + "{model}", self._model, model),
-            _route(MODEL_PATH + "{model}" + READY, self._model_ready, ready),
-        )
+        """All paths."""
+        yield at("/ping", is_open=True, is_logged=False, GET=(self._ready, PING))
+        yield at("/v2/health/live", is_open=True, is_logged=False, GET=(self._live, LIVE))
+        yield at("/v2/health/ready", is_open=True, is_logged=False, GET=(self._ready, READY))
+        yield at("/v2", GET=(self._server, SERVER))
+        yield at(f"{_MODEL_PATH}{{model}}", GET=(self._model, MODEL))
+        yield at(f"{_MODEL_PATH}{{model}}{_READY}", GET=(self._model_ready, MODEL_READY))
 
     async def _live(self, exchange: Exchange) -> None:
         await exchange.respond(200, encode_json(LiveTold(live=True)))
-
-    async def _ping(self, exchange: Exchange) -> None:
-        await self._ready(exchange)
 
     async def _ready(self, exchange: Exchange) -> None:
         try:
@@ -89,12 +89,12 @@ class Probes:
         await exchange.respond(200, encode_json(ServerTold(name="chairlift", version=__version__, extensions=[])))
 
     async def _model(self, exchange: Exchange) -> None:
-        name = self._name(exchange.path[len(MODEL_PATH) :])
+        name = self._name(exchange.path[len(_MODEL_PATH) :])
         told = ModelTold(name=name, platform="chairlift", versions=["1"], inputs=[], outputs=[])
         await exchange.respond(200, encode_json(told))
 
     async def _model_ready(self, exchange: Exchange) -> None:
-        self._name(exchange.path[len(MODEL_PATH) : -len(READY)])
+        self._name(exchange.path[len(_MODEL_PATH) : -len(_READY)])
         await self._ready(exchange)
 
     def _name(self, quoted: bytes) -> str:
@@ -103,18 +103,3 @@ class Probes:
         if name not in self._names():
             raise ApiError(404, "The model does not exist.", param="model", code="model_not_found")
         return name
-
-
-def _readiness(about: str) -> Operation:
-    """Who is not ready says so in the same words, with a 503."""
-    return Operation(about=about, tag=_TAG, answer=ReadyTold, failures={503: ReadyTold})
-
-
-def _route(path: str, endpoint: Endpoint, operation: Operation, *, is_open: bool = False) -> Route:
-    return Route(
-        path,
-        dict.fromkeys(_METHODS, endpoint),
-        is_open,
-        is_logged=not is_open,
-        operations=dict.fromkeys(_METHODS, operation),
-    )

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-from msgspec import Meta
+from typing import Any
 
 from chairlift.metrics.serving import CONTENT_TYPE
-from chairlift.server.admin import LimitsBody
-from chairlift.server.openapi.admin_answers import LimitsTold, RequestList
 from chairlift.server.openapi.answers import (
     ChatChunk,
     ChatCompletion,
@@ -22,7 +18,7 @@ from chairlift.server.openapi.answers import (
 from chairlift.server.protocol import HARMLESS_IN_CHATS, HARMLESS_IN_COMPLETIONS, ChatBody, CompletionBody
 from chairlift.server.responses.body import HARMLESS_IN_RESPONSES, ResponsesBody
 from chairlift.server.responses.told import ResponseEvent, ResponseTold
-from chairlift.server.route import OF_ENGINE, Operation, Parameter
+from chairlift.server.route import OF_ENGINE, Operation
 from chairlift.server.shapes import LAST_WORD
 from chairlift.server.tokenizing import (
     UNSUPPORTED_IN_TEXTS,
@@ -32,7 +28,7 @@ from chairlift.server.tokenizing import (
     TokenizeBody,
 )
 
-_TEXT, _SERVER, _OWNER = "Text", "Server", "Owner"
+_TEXT, _SERVER = "Text", "Server"
 
 COMPLETIONS = Operation(
     about="Text that continues a prompt, as a whole or streamed.",
@@ -81,15 +77,3 @@ METRICS = Operation(about="Metrics for Prometheus.", tag=_SERVER, answer_media=C
 HEALTH = Operation(about="Whether the engine lives and makes progress.", tag=_SERVER, answer=StatusTold)
 READY = Operation(about="Whether requests are taken.", tag=_SERVER, answer=StatusTold)
 OPENAPI = Operation(about="This document.", tag=_SERVER, answer=dict[str, Any])
-
-LIMITS = Operation(about="The limits: configured, set, and in force.", tag=_OWNER, answer=LimitsTold)
-CHANGE_LIMITS = Operation(
-    about="Changes limits from the next step and request on.", tag=_OWNER, body=LimitsBody, answer=LimitsTold
-)
-REQUESTS = Operation(
-    about="The last requests that ended and those that are live, each with what was decided about it.",
-    tag=_OWNER,
-    answer=RequestList,
-    parameters=(Parameter("limit", Annotated[int, Meta(ge=1, le=999_999_999)], "At most so many of each."),),
-)
-REQUEST = Operation(about="Every request of an id that is live or remembered.", tag=_OWNER, answer=RequestList)

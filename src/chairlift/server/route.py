@@ -75,3 +75,29 @@ class Route:
     """Served with an API key, which shows what is its own, and with an admin key, which shows everything."""
     operations: dict[str, Operation] = field(default_factory=dict)
     """What the OpenAPI document tells of each method; HEAD is told like GET."""
+
+
+def at(
+    name: str,
+    *,
+    is_open: bool = False,
+    is_logged: bool = True,
+    is_admin: bool = False,
+    is_metrics: bool = False,
+    is_watched: bool = False,
+    **served: tuple[Endpoint, Operation],
+) -> Route:
+    """A route that serves these methods; what serves GET serves HEAD too."""
+    methods: dict[str, tuple[Endpoint, Operation]] = {}
+    for method, what in served.items():
+        methods |= dict.fromkeys(("GET", "HEAD") if method == "GET" else (method,), what)
+    return Route(
+        name,
+        {method: endpoint for method, (endpoint, _) in methods.items()},
+        is_open=is_open,
+        is_logged=is_logged,
+        is_admin=is_admin,
+        is_metrics=is_metrics,
+        is_watched=is_watched,
+        operations={method: operation for method, (_, operation) in methods.items()},
+    )

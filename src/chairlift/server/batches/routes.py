@@ -16,7 +16,7 @@ from chairlift.server.batches.told import BatchList, BatchTold, DeletedFile, Fil
 from chairlift.server.bounds import tells
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import Exchange
-from chairlift.server.route import Operation, Parameter, Route
+from chairlift.server.route import Endpoint, Operation, Parameter, Route, at
 
 if TYPE_CHECKING:
     from chairlift.server.batches.service import BatchService
@@ -24,68 +24,38 @@ if TYPE_CHECKING:
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 
 _TAG = "Batches"
-_GET = ("GET", "HEAD")
 _PURPOSE = Parameter("purpose", str, "Only files for this.")
 
 Serve = Callable[["BatchService", Exchange], Awaitable[None]]
 
 
-def batch_routes(service: Callable[[], BatchService | None]) -> Iterator[tuple[bytes, bytes, Route]]:
-    """Each route with how its paths begin, and how they end; without an end, it is the path of one that has no id."""
+def batch_routes(service: Callable[[], BatchService | None]) -> Iterator[Route]:
+    """Of files and batches; `service` gives what keeps them, if the operator wants that."""
 
-    def route(name: str, **served: tuple[Serve, Operation]) -> Route:
-        methods: dict[str, Callable[[Exchange], Awaitable[None]]] = {}
-        operations: dict[str, Operation] = {}
-        for method, (serve, operation) in served.items():
-            for each in _GET if method == "GET" else (method,):
-                methods[each], operations[each] = _endpoint(service, serve), operation
-        return Route(name, methods, operations=operations)
+    def served(serve: Serve, operation: Operation) -> tuple[Endpoint, Operation]:
+        return _endpoint(service, serve), operation
 
-    yield (
-        FILES_PATH.encode(),
-        b"",
-        route(
-            FILES_PATH,
-            POST=(lambda s, e: s.files.upload(e), UPLOAD),
-            GET=(lambda s, e: s.files.list(e), LIST_FILES),
-        ),
+    yield at(
+        FILES_PATH,
+        POST=served(lambda s, e: s.files.upload(e), UPLOAD),
+        GET=served(lambda s, e: s.files.list(e), LIST_FILES),
     )
-    yield (
-        BATCHES_PATH.encode(),
-        b"",
-        route(
-            BATCHES_PATH,
-            POST=(lambda s, e: s.batches.create(e), CREATE),
-            GET=(lambda s, e: s.batches.list(e), LIST_BATCHES),
-        ),
+    yield at(
+        f"{FILES_PATH}/{{id}}",
+        GET=served(lambda s, e: s.files.file(e), FILE),
+        DELETE=served(lambda s, e: s.files.delete(e), DELETE),
     )
-    yield (
-        f"{FILES_PATH}/".encode(),
-        b"/content",
-        route(f"{FILES_PATH}/{{id}}/content", GET=(lambda s, e: s.files.content(e), CONTENT)),
+    yield at(f"{FILES_PATH}/{{id}}/content", GET=served(lambda s, e: s.files.content(e), CONTENT))
+    yield at(
+        BATCHES_PATH,
+        POST=served(lambda s, e: s.batches.create(e), CREATE),
+        GET=served(lambda s, e: s.batches.list(e), LIST_BATCHES),
     )
-    yield (
-        f"{BATCHES_PATH}/".encode(),
-        b"/cancel",
-        route(f"{BATCHES_PATH}/{{id}}/cancel", POST=(lambda s, e: s.batches.cancel(e), CANCEL)),
-    )
-    yield (
-        f"{FILES_PATH}/".encode(),
-        b"",
-        route(
-            f"{FILES_PATH}/{{id}}",
-            GET=(lambda s, e: s.files.file(e), FILE),
-            DELETE=(lambda s, e: s.files.delete(e), DELETE),
-        ),
-    )
-    yield (
-        f"{BATCHES_PATH}/".encode(),
-        b"",
-        route(f"{BATCHES_PATH}/{{id}}", GET=(lambda s, e: s.batches.batch(e), BATCH)),
-    )
+    yield at(f"{BATCHES_PATH}/{{id}}", GET=served(lambda s, e: s.batches.batch(e), BATCH))
+    yield at(f"{BATCHES_PATH}/{{id}}/cancel", POST=served(lambda s, e: s.batches.cancel(e), CANCEL))
 
 
-def _endpoint(service: Callable[[], BatchService | None], serve: Serve) -> Callable[[Exchange], Awaitable[None]]:
+def _endpoint(service: Callable[[], BatchService | None], serve: Serve) -> Endpoint:
     async def endpoint(exchange: Exchange) -> None:
         batches = service()
         if batches is None:

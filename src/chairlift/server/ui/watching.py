@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote
 
 from chairlift.server.errors import ApiError
@@ -15,11 +15,11 @@ from chairlift.server.exchange import Exchange
 from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine
 from chairlift.server.openapi.admin_answers import RequestList
-from chairlift.server.route import Operation
+from chairlift.server.route import Operation, Route, at
 from chairlift.server.shapes import encode_json
 from chairlift.server.ui.live import Scene
 from chairlift.server.ui.page import HEADERS, to_html
-from chairlift.server.ui.shapes import STORY_PATH, Live
+from chairlift.server.ui.shapes import LIVE_PATH, PAGE_PATH, STORY_PATH, Live
 from chairlift.wire import Watched
 
 MOMENT_S = 0.2
@@ -62,6 +62,19 @@ class Watching:
         self._made: dict[str | None, bytes] = {}
         """Bodies of this moment, by whose requests they tell; None tells of everybody's."""
         self._made_at = 0.0
+
+    def routes(self, engine: Callable[[], Engine], state: Callable[[], str]) -> Iterator[Route]:
+        """All paths. `engine` raises an ApiError if there is none; `state` says in a word how it is."""
+
+        async def live(exchange: Exchange) -> None:
+            await self.live(exchange, engine(), state())
+
+        async def story(exchange: Exchange) -> None:
+            await self.story(exchange, engine())
+
+        yield at(PAGE_PATH, is_open=True, is_logged=False, GET=(self.page, PAGE))
+        yield at(LIVE_PATH, is_watched=True, is_logged=False, GET=(live, LIVE))
+        yield at(STORY_PATH + "{id}", is_watched=True, is_logged=False, GET=(story, STORY))
 
     async def page(self, exchange: Exchange) -> None:
         """GET: the page. It holds nothing of this server, so it is open."""
