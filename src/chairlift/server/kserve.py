@@ -78,12 +78,20 @@ class Probes:
         await exchange.respond(200, encode_json(LiveTold(live=True)))
 
     async def _ready(self, exchange: Exchange) -> None:
+        await self._tell(exchange, self._refusal())
+
+    async def _tell(self, exchange: Exchange, refusal: ApiError | None) -> None:
+        """In the same words whether it is ready or not."""
+        status, headers = (200, ()) if refusal is None else (refusal.status, refusal.headers)
+        await exchange.respond(status, encode_json(ReadyTold(ready=refusal is None)), headers=headers)
+
+    def _refusal(self) -> ApiError | None:
+        """Why requests are not served, if they are not."""
         try:
             self._check_ready()
         except ApiError as error:
-            await exchange.respond(error.status, encode_json(ReadyTold(ready=False)), headers=error.headers)
-        else:
-            await exchange.respond(200, encode_json(ReadyTold(ready=True)))
+            return error
+        return None
 
     async def _server(self, exchange: Exchange) -> None:
         await exchange.respond(200, encode_json(ServerTold(name="chairlift", version=__version__, extensions=[])))
@@ -94,8 +102,10 @@ class Probes:
         await exchange.respond(200, encode_json(told))
 
     async def _model_ready(self, exchange: Exchange) -> None:
-        self._name(exchange.path[len(_MODEL_PATH) : -len(_READY)])
-        await self._ready(exchange)
+        refusal = self._refusal()
+        if refusal is None:  # which models there are is not known before
+            self._name(exchange.path[len(_MODEL_PATH) : -len(_READY)])
+        await self._tell(exchange, refusal)
 
     def _name(self, quoted: bytes) -> str:
         """Of a model that is served; raises a 404 for any other."""

@@ -15,6 +15,7 @@ class Routes:
     """
 
     def __init__(self) -> None:
+        self._all: list[Route] = []
         self._whole: dict[bytes, Route] = {}
         self._around: list[tuple[bytes, bytes, Route]] = []
         """How paths begin and end that have something in between, and their route."""
@@ -22,6 +23,7 @@ class Routes:
     def add(self, routes: Iterable[Route]) -> None:
         """Have these routes too."""
         for route in routes:
+            self._all.append(route)
             begin, has_place, rest = route.name.partition("{")
             if has_place:
                 self._around.append((begin.encode(), rest.partition("}")[2].encode(), route))
@@ -40,5 +42,4 @@ class Routes:
         return None
 
     def __iter__(self) -> Iterator[Route]:
-        yield from self._whole.values()
-        yield from (route for _, _, route in self._around)
+        return iter(self._all)
