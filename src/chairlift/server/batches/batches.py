@@ -17,7 +17,7 @@ from chairlift.server.identity import tenant_name
 from chairlift.server.json_body import convert, read_object
 from chairlift.server.query import Query
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import check_metadata
+from chairlift.server.validate import check_metadata, refuse_unsupported
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOWS = {"24h": 24 * 3600}
@@ -50,9 +50,7 @@ class Batches:
     async def create(self, exchange: Exchange) -> None:
         """POST /v1/batches."""
         content = read_object(await exchange.body(MAX_BODY_BYTES))
-        for name, nothing in UNSUPPORTED.items():
-            if content.get(name) not in nothing:
-                raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
+        refuse_unsupported(content, UNSUPPORTED)
         body = convert(content, BatchBody)
         if body.endpoint not in ENDPOINTS:
             raise bad_request(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")

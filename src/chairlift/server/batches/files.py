@@ -135,8 +135,8 @@ class Files:
         """GET /v1/files/{id}/content."""
         file = self._file(exchange)
         path = self._store.content_path(file.id)
-        content: IO[bytes] = await self._store.on_disk(lambda: path.open("rb"))
         await exchange.body(FORM_BYTES)
+        content: IO[bytes] = await self._store.on_disk(lambda: path.open("rb"))
         watcher = asyncio.create_task(exchange.left())
         try:
             num_left = file.num_bytes
@@ -202,7 +202,7 @@ class _Upload:
         """Nothing of it is kept."""
         if self._job is not None:  # a thread may be writing, whoever does not wait for it
             await asyncio.wait((self._job,))
-        await self._store.on_disk(partial(self._path.unlink, missing_ok=True))
+        await self._store.discard(self.id)
 
     def close(self) -> None:
         """It is no longer coming: it is there, or it is not."""

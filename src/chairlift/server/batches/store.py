@@ -223,7 +223,15 @@ class Store:
             )
         if self.files.pop(file.id, None) is not None:
             self._count(file.owner, -1, -file.num_bytes)
-        path = self.content_path(file.id)
+        await self.discard(file.id)
+
+    async def discard(self, file_id: str) -> None:
+        """Remove what the disk has of a file: its record first, since content without one is nothing.
+
+        Raises:
+            ApiError: the disk does not do it.
+        """
+        path = self.content_path(file_id)
         await self.on_disk(partial(_remove, (path.with_suffix(".json"), path)), in_order=True)
 
     # ------------------------------------------------------------ batches
