@@ -81,6 +81,9 @@ class WrittenBehind(logging.Handler):
         self._write = write
         self._queue: Queue[str | threading.Event] = Queue(max_queued)
         self._num_lost = 0
+        """Written by those who log."""
+        self._num_told = 0
+        """Of those that were lost; written by the thread."""
         self._is_awaited = threading.Event()
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
@@ -112,7 +115,8 @@ class WrittenBehind(logging.Handler):
                 while len(taken) < MAX_BATCH:
                     taken.append(self._queue.get_nowait())
             lines = [f"{line}\n" for line in taken if isinstance(line, str)]
-            lost, self._num_lost = self._num_lost, 0
+            lost = self._num_lost - self._num_told
+            self._num_told += lost
             if lost:
                 about = "%d lines of the log were lost: nobody took them"
                 record = logging.LogRecord("chairlift.server", logging.WARNING, __file__, 0, about, (lost,), None)
