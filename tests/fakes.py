@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +38,10 @@ def digest(before: int, token: int) -> int:
     return (before * 1_000_003 + token * 7919 + 12345) % _MODULUS
 
 
-def digests(before: int, tokens: Sequence[int]) -> list[int]:
-    """Contents of the cells of `tokens`, which follow a cell that holds `before`."""
-    cells = []
+def digests(before: int, tokens: Sequence[int]) -> array[int]:
+    """Contents of the cells of `tokens`, which follow a cell that holds `before`: 8 bytes each, so that what a server
+    takes is not mostly what its device was replaced by."""
+    cells = array("q")
     for token in tokens:
         before = digest(before, token)
         cells.append(before)
@@ -85,7 +87,7 @@ class _Row:
     request: Request
     choice: int
     tokens: list[int]
-    digests: list[int]
+    digests: array[int]
     """What the cache must hold for `tokens`, once they are computed."""
     table: list[int] = field(default_factory=list)
     computed: int | None = None
@@ -126,7 +128,7 @@ class FakeExecutor:
         """Released at each submit: a test waits here until a step is on its way."""
         self.violations: list[str] = []
         self._rows: dict[int, _Row] = {}
-        self._cells = [[_NOTHING] * cache.block_size for _ in range(cache.num_blocks)]
+        self._cells = [array("q", [_NOTHING]) * cache.block_size for _ in range(cache.num_blocks)]
         self._num_holders: Counter[int] = Counter()
         """By block: rows with it in their table."""
 
@@ -184,7 +186,12 @@ class FakeExecutor:
             self._compute_row(chunk.slot, row, chunk.start, chunk.count, chunk.samples, result)
             if chunk.scores and chunk.slot not in result.errors:
                 last = min(chunk.start + chunk.count, len(row.request.prompt) - 1)
-                scored = [TokenLogprob(row.tokens[i], -float(i), 1) for i in range(chunk.start + 1, last + 1)]
+                places = range(chunk.start + 1, last + 1)
+                num_top = row.request.params.prompt_logprobs or 0
+                scored = [
+                    TokenLogprob(token, -float(i), 1, _alternatives(token, num_top))
+                    for i, token in zip(places, row.tokens[chunk.start + 1 : last + 1], strict=True)
+                ]
                 result.prompt_logprobs[chunk.slot] = scored
         return result
 
@@ -212,8 +219,7 @@ class FakeExecutor:
         row.tokens.append(token)
         result.tokens.append(token)
         if row.request.params.logprobs is not None:
-            top = tuple((token + i, -0.5 - i) for i in range(row.request.params.logprobs))
-            result.logprobs[slot] = TokenLogprob(token, -0.5, 1, top)
+            result.logprobs[slot] = TokenLogprob(token, -0.5, 1, _alternatives(token, row.request.params.logprobs))
 
     # ------------------------------------------------------------ what a plan must be
 
@@ -262,6 +268,11 @@ class FakeExecutor:
         if not holds:
             self.violations.append(message)
         check(holds, message)
+
+
+def _alternatives(token: int, num_top: int) -> tuple[tuple[int, float], ...]:
+    """Those next to a token."""
+    return tuple((token + i, -0.5 - i) for i in range(num_top))
 
 
 @dataclass(slots=True)

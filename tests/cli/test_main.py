@@ -101,6 +101,18 @@ def test_wrong_flags(argv: list[str], named: str, capsys: pytest.CaptureFixture[
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", [["serve"], ["bench", "serve"]])
+def test_an_unknown_flag_is_said_by_the_command_whose_help_lists_flags(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        main([*command, "--bogus"])
+    asked = f"chairlift {' '.join(command)}"
+    assert done.value.code == 2
+    wanted = f"{asked}: unrecognized arguments: --bogus ({asked} --help shows what there is)\n"
+    assert capsys.readouterr().err == wanted
+
+
 @pytest.mark.parametrize(
     ("argv", "named"),
     [

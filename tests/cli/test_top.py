@@ -202,7 +202,7 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "key", "complaint"),
     [
-        ({"api_keys": ("right-key",), "ui": True}, "wrong", "wants a key"),
+        ({"api_keys": ("right-key",), "ui": True}, "wrong", "wants another key than this"),
         ({"api_keys": ("right-key",), "ui": True}, None, "wants a key"),
         ({"ui": False}, None, "start it with --ui"),
     ],

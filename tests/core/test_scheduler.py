@@ -8,6 +8,7 @@ import pytest
 
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidOption, InvalidRequest, NeverFits
+from chairlift.core.planner import MAX_SCORED_TOKENS
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.sequence import State
@@ -486,6 +487,22 @@ def give_out_scores(num_steps: int, caching: bool) -> None:
         if not engine.has_work:
             break
     assert scored == list(range(1, 30))
+
+
+def test_a_step_scores_no_more_than_so_many_prompt_tokens_and_still_serves_everybody() -> None:
+    engine, _ = make_engine(num_blocks=1024, budget=4096, max_model_len=700)
+    request = ask(1, list(range(600)))
+    scored = replace(request, params=replace(request.params, prompt_logprobs=0, max_tokens=1))
+    for number in (1, 2, 3):
+        engine.add(replace(scored, id=number, salt=bytes((number,))))
+    engine.add(replace(ask(4, list(range(600))), salt=b"x"))
+    ended = 0
+    while engine.has_work:
+        output = engine.step(0.0)
+        assert output is not None
+        assert sum(map(len, output.prompt_logprobs.values())) <= MAX_SCORED_TOKENS + 3
+        ended += len(output.finishes)
+    assert ended == 4
 
 
 @pytest.mark.parametrize(

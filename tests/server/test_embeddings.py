@@ -136,6 +136,27 @@ def test_src_inference_snaps_344_one_long_text_fails_alone(server: RealServer) -
     assert status == 200 and answer["data"][0]["object"] == "error"
 
 
+def test_an_empty_text_fails_alone(server: RealServer) -> None:
+    status, answer = ask(server, "/v1/embeddings", input=["w1", "", "w2"], partial=True)
+    assert status == 200 and [one["object"] for one in answer["data"]] == ["embedding", "error", "embedding"]
+    said = answer["data"][1]["error"]
+    assert (said["status"], said["param"]) == (400, "input[1]")
+    assert said["message"] == "input[1]: the text must not be empty"
+    assert answer["usage"]["prompt_tokens"] == 2 * 3
+    status, answer = ask(server, "/v1/embeddings", input=["w1", "", "w2"])
+    assert (status, answer["error"]["param"]) == (400, "input[1]")
+    status, answer = ask(server, "/v1/embeddings", input="")
+    assert (status, answer["error"]["message"]) == (400, "input: the text must not be empty")
+    status, answer = ask(server, "/rerank", query="w1", documents=["w1", ""])
+    assert status == 200 and [one["index"] for one in answer["results"]] == [0, 1]
+
+
+def test_a_model_that_is_not_there_is_told_apart_from_what_is(server: RealServer) -> None:
+    status, answer = ask(server, "/v1/embeddings", input="w1", model="other")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    assert answer["error"]["message"] == "The model `other` does not exist at this path, which serves `tiny`."
+
+
 def test_long_texts_are_cut_for_those_who_ask(server: RealServer) -> None:
     wanted = vector(server, "w1 " * (LONGEST - 2))
     for fields in ({"truncate": True}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 10**6}):

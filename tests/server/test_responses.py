@@ -499,11 +499,12 @@ def test_what_cannot_be_is_refused_by_name(server: RunningServer, fields: dict[s
     assert not {"messages", "response_format", "max_tokens"} & set(error["message"].split()) - {param}
 
 
-def test_scores_that_a_stream_would_repeat_are_counted() -> None:
+def test_scores_are_counted_that_are_kept_until_an_answer_is_repeated() -> None:
     with running_server(FakeOptions(max_model_len=30_000)) as server:
         most = {"input": "x", "top_logprobs": 19, "max_output_tokens": 8000}
-        status, error = server.refused(PATH, most | {"stream": True})
-        assert (status, error["code"]) == (400, "too_many_logprobs")
+        for stream in (False, True):
+            status, error = server.refused(PATH, most | {"max_output_tokens": 14_000, "stream": stream})
+            assert (status, error["code"]) == (400, "too_many_logprobs")
         assert server.json("POST", PATH, most | {"stop": ["e"]})[0] == 200
 
 

@@ -59,7 +59,7 @@ class LiveClient:
             self.close()
             raise Silent(f"{self.name} does not answer: {_reason(error)}") from error
         if status != 200:
-            raise Silent(_refusal(status, body))
+            raise Silent(_refusal(status, body, has_key=bool(self._headers)))
         try:
             live = msgspec.json.decode(body, type=Live)
         except msgspec.MsgspecError as error:
@@ -114,10 +114,11 @@ def _reason(error: Exception) -> str:
     return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:_MAX_SAID_CHARS]
 
 
-def _refusal(status: int, body: bytes) -> str:
+def _refusal(status: int, body: bytes, *, has_key: bool) -> str:
     """What a response says that holds no figures."""
     if status == 401:
-        return "the server wants a key: --api-key for what is yours, --admin-api-key for all"
+        wanted = "another key than this" if has_key else "a key"
+        return f"the server wants {wanted}: --api-key for what is yours, --admin-api-key for all"
     if status == 404:
         return "the server shows nothing of itself: start it with --ui"
     try:

@@ -80,8 +80,10 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Names
         SystemExit: argparse had something to say.
     """
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
     command: argparse.ArgumentParser = arguments.parser
+    if unknown:  # said by the command that was asked for: its --help lists what it takes
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
     if getattr(arguments, "config", None) is not None:
         command.set_defaults(**file_defaults(command, arguments.config))
     command.set_defaults(**environment_defaults(command, environment))

@@ -39,6 +39,10 @@ from chairlift.core.types import (
 )
 from chairlift.core.waits import WaitClocks
 
+MAX_SCORED_TOKENS = 512
+"""Most prompt tokens of one step whose log-probabilities are wanted, where prompts may be cut: with 20 alternatives
+they are a megabyte on either side of the frames, and for each of them the device computes a whole vocabulary."""
+
 MAX_SET_ASIDE = 16
 """How many waiting sequences that cannot join are looked past in one step."""
 
@@ -218,6 +222,9 @@ class Planner:
             if is_background(sequence):
                 most = MAX_HELD_BACK_TOKENS if self.holds_back else max_tokens_alone(self.limits)
                 count = min(count, most - self._num_background_tokens(plan))
+            if sequence.wants_scores:
+                num_scored = sum(chunk.count for chunk in plan.chunks if chunk.scores)
+                count = min(count, max(1, MAX_SCORED_TOKENS - num_scored))
         elif count < lacking:
             return 0
         if count <= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -133,8 +133,8 @@ class Answer:
         is_heavy = any(one.has_scores or one.open_reader is not None for one in self._asked)
         return num_tokens * (HEAVY_WEIGHT if is_heavy else 1)
 
-    def body(self) -> bytes:
-        """The response, once `finished`, if it is not streamed."""
+    def body(self) -> Iterable[bytes]:
+        """The response, once `finished`, if it is not streamed; made as it is taken."""
         return self.dialect.body(self._collected, self.usage, self._metrics() | self._explanation())
 
     def summary(self, arrival: float, now: float) -> str:

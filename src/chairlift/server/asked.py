@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from chairlift.core.types import TokenLogprob
-from chairlift.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from chairlift.server.logprobs import (
+    chat_entries,
+    completion_logprobs,
+    written_chat_logprobs,
+    written_completion_logprobs,
+    written_prompt_logprobs,
+)
 from chairlift.server.message_parts import NewId, call_id
 from chairlift.server.ports import TokenNames
+from chairlift.server.scores import Scores
 from chairlift.server.validate import Presentation
+from chairlift.server.written import Written
 from chairlift.text.answers import AnswerReader
 from chairlift.text.parts import Part, Reasoning, joined
 
@@ -29,7 +38,7 @@ class Asked:
     open_reader: Callable[[], AnswerReader] | None = None
     """Gives a reader for each answer, if there may be more in it than content."""
     new_call_id: NewId = call_id
-    prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    prompt_scores: Scores = field(default_factory=Scores)
     """Of the prompt's second token and those after it, as they come."""
 
     @property
@@ -64,20 +73,29 @@ class Asked:
         if not self.wants_logprobs:
             return None
         if self.show.chat:
-            return chat_logprobs(self.tokenizer, scores)
+            return {"content": list(chat_entries(self.tokenizer, scores))}
         return completion_logprobs(self.tokenizer, tokens, scores, offset)
 
-    def echoed_logprobs(self, tokens: Sequence[int] = (), scores: Sequence[TokenLogprob] = ()) -> dict[str, Any] | None:
-        """Scores of the prompt's tokens and then of the output's, as one text."""
+    def whole_logprobs(self, tokens: Sequence[int], scores: Scores) -> Written | None:
+        """Scores of all output tokens; of a text that repeats the prompt, those of the prompt's before them."""
         if not self.wants_logprobs:
             return None
-        return completion_logprobs(self.tokenizer, [*self.prompt, *tokens], [None, *self.prompt_scores, *scores])
+        if self.show.chat:
+            return written_chat_logprobs(self.tokenizer, scores)
+        if not self.show.echo:
+            return written_completion_logprobs(self.tokenizer, lambda: tokens, lambda: scores)
+        return written_completion_logprobs(
+            self.tokenizer,
+            lambda: chain(self.prompt, tokens),
+            lambda: chain((None,), self.prompt_scores, scores),
+        )
 
     def prompt_fields(self) -> dict[str, Any]:
-        """What a response says about the prompt itself, where that was asked for."""
+        """What a response says about the prompt itself, where that was asked for. The scores, which no stream has, are
+        `Written`."""
         fields: dict[str, Any] = {}
         if self.wants_prompt_logprobs:
-            fields["prompt_logprobs"] = prompt_logprobs(self.tokenizer, self.prompt_scores)
+            fields["prompt_logprobs"] = written_prompt_logprobs(self.tokenizer, self.prompt_scores)
         if self.show.return_token_ids:
             fields["prompt_token_ids"] = self.prompt
         return fields

@@ -6,7 +6,9 @@ an answer (end of sequence, or a stop token) has no place in its text unless the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, Protocol
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
@@ -14,7 +16,9 @@ from chairlift.server.asked import Asked
 from chairlift.server.message_parts import message
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
+from chairlift.server.scores import Scores
 from chairlift.server.shapes import Shape, encode_json
+from chairlift.server.written import Told, Written, list_pieces
 from chairlift.text.answers import AnswerReader
 from chairlift.text.parts import Content, Part
 
@@ -24,15 +28,15 @@ OnEnd = Callable[[Finish], None]
 class Voice(Protocol):
     """Tells one answer, in events of some API; nothing may be an event."""
 
-    def opening(self) -> bytes:
+    def opening(self) -> Told:
         """Before the first token."""
         ...
 
-    def piece(self, tokens: list[int], parts: list[Part], scores: list[TokenLogprob]) -> bytes:
+    def piece(self, tokens: list[int], parts: list[Part], scores: list[TokenLogprob]) -> Told:
         """What these tokens said; with scores, if they are wanted. Neighbours of one kind are one part."""
         ...
 
-    def closing(self, parts: list[Part], finish: Finish) -> bytes:
+    def closing(self, parts: list[Part], finish: Finish) -> Told:
         """After the last token of a good end; `parts` were held back."""
         ...
 
@@ -50,7 +54,7 @@ def last_parts(reader: AnswerReader | None, text: str) -> list[Part]:
 
 
 class CollectedChoice:
-    """Keeps everything until the end; the text is decoded once."""
+    """Keeps everything until the end, in few bytes; the text is decoded once."""
 
     __slots__ = (
         "_finish",
@@ -70,8 +74,8 @@ class CollectedChoice:
         self._text = text
         self._reader = reader
         self._on_end = on_end
-        self._tokens: list[int] = []
-        self._scores: list[TokenLogprob] = []
+        self._tokens = array("i")
+        self._scores = Scores()
         self._silent_end = False
         self._finish: Finish | None = None
         self.heard: float | None = None
@@ -88,47 +92,50 @@ class CollectedChoice:
         self._on_end(finish)
 
     def as_json(self, shape: Shape, index: int) -> dict[str, Any]:
-        """The choice in a response's body. Once, after a good end."""
+        """The choice in a response's body; some of it is `Written`. Once, after a good end."""
         asked = self.asked
         tokens, scores = self._tokens, self._scores
         reason: FinishReason = FinishReason.LENGTH
         stop_reason: int | str | None = None
         if asked.show.discard_output:
-            tokens, scores = [], []
+            tokens, scores = array("i"), Scores()
         elif self._finish is not None:
             reason, stop_reason = self._finish.reason, self._finish.stop_reason
         spoken = tokens[:-1] if self._silent_end else tokens
-        more: dict[str, Any] = {"token_ids": tokens} if asked.show.return_token_ids else {}
+        more: dict[str, Any] = {}
+        if asked.show.return_token_ids:
+            more["token_ids"] = Written(lambda: list_pieces(tokens))
         content: dict[str, Any]
         if shape.chat:
             content = {"message": self._message(spoken)}
         else:
             content = {"text": asked.echo() + self._text.push(spoken) + self._text.finish()}
             more |= asked.prompt_fields()
-        logprobs = asked.echoed_logprobs(tokens, scores) if asked.show.echo else asked.logprobs(tokens, scores)
         calls = self._reader is not None and self._reader.num_calls > 0
-        return shape.choice(index, content, logprobs, reason, stop_reason, more, calls=calls)
+        return shape.choice(
+            index, content, asked.whole_logprobs(tokens, scores), reason, stop_reason, more, calls=calls
+        )
 
     def tell(self, voice: Voice) -> None:
         """Tell a voice everything, as if it had been streamed. Once, after a good end, instead of `as_json`."""
-        tokens, scores, finish = self._tokens, self._scores, self._finish
+        tokens, scores, finish = self._tokens, iter(self._scores), self._finish
         if finish is None:
             raise RuntimeError("an answer is told that has not ended")
         num_spoken = len(tokens) - self._silent_end
-        step = 1 if self._reader is not None or scores else max(1, len(tokens))
+        step = 1 if self._reader is not None or len(self._scores) else max(1, len(tokens))
         for start in range(0, len(tokens), step):
-            some = tokens[start : start + step]
+            some = tokens[start : start + step].tolist()
             spoken = some[: num_spoken - start]
             parts = read_parts(self._reader, self._text.push(spoken), 1) if spoken else []
-            voice.piece(some, self.asked.shown(parts), scores[start : start + step])
+            voice.piece(some, self.asked.shown(parts), list(islice(scores, step)))
         voice.closing(self.asked.shown(last_parts(self._reader, self._text.finish())), finish)
 
     @property
     def mean_logprob(self) -> float:
         """How likely the model finds its answer, by token; the tokens must have been scored."""
-        return sum(score.logprob for score in self._scores) / max(1, len(self._scores))
+        return self._scores.mean
 
-    def _message(self, tokens: list[int]) -> dict[str, Any]:
+    def _message(self, tokens: Sequence[int]) -> dict[str, Any]:
         reader, asked = self._reader, self.asked
         if reader is None:
             return {"role": "assistant", "content": self._text.push(tokens) + self._text.finish()}

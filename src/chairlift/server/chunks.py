@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -72,7 +72,9 @@ class Chunks:
         """Never followed by what ends a whole stream."""
         return error.event()
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]) -> bytes:
+    def body(
+        self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]
+    ) -> Iterator[bytes]:
         """With `num_kept` only the likeliest answers to each prompt are shown, under numbers of their own."""
         kept = list(choices) if self._show.num_kept is None else _likeliest(choices, self._show.num_kept)
         told = [choice.as_json(self._shape, index) for index, choice in enumerate(kept)]

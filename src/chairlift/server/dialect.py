@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText, TokenText
 from chairlift.server.shapes import Usage
 from chairlift.server.validate import Validated
+from chairlift.server.written import Told
 from chairlift.text.answers import AnswerReader
 
 
@@ -46,16 +47,19 @@ class Dialect(Protocol):
         """A choice that writes its own events, up to its end."""
         ...
 
-    def ending(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
+    def ending(self, usage: Usage, more: Mapping[str, Any]) -> Told:
         """The events after the end of the last choice; `more` is told beside the usage."""
         ...
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> Told:
         """The last events of a stream that cannot be finished."""
         ...
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]) -> bytes:
-        """All of it, where nothing was streamed; `usage` is known once the choices have been read."""
+    def body(
+        self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]
+    ) -> Iterable[bytes]:
+        """All of it, where nothing was streamed; `usage` is known once the choices have been read. What is large in it
+        is made as it is taken."""
         ...
 
 

@@ -110,8 +110,6 @@ def _job(
 def _items(given: Input | None) -> tuple[list[Item], bool]:
     """One text or list of token ids, or a list of those; and whether it is a list of them."""
     if isinstance(given, str):
-        if not given:
-            raise bad_request("input must not be empty", "input")
         return [given], False
     if not given:
         raise bad_request("input must not be empty", "input")
@@ -123,8 +121,6 @@ def _items(given: Input | None) -> tuple[list[Item], bool]:
     if any(type(one) is not kind for one in given):
         raise bad_request("input must be text, token ids, a list of texts or a list of lists of token ids", "input")
     for i, one in enumerate(given):
-        if one == "":
-            raise bad_request(f"input[{i}] must not be empty", f"input[{i}]")
         if isinstance(one, list) and any(type(token) is not int for token in one):
             raise bad_request(f"input[{i}] must hold integers only", f"input[{i}]")
     return [one for one in given if not isinstance(one, int)], True

@@ -29,7 +29,13 @@ def check_model(content: dict[str, Any], served_names: Sequence[str]) -> None:
     """Raises an ApiError for a body that asks for a model that is not served: 404."""
     name = model_name(content)
     if name is not None and name not in served_names:
-        raise ApiError(404, f"The model `{name[:128]}` does not exist.", param="model", code="model_not_found")
+        served = ", ".join(f"`{one}`" for one in served_names)
+        raise ApiError(
+            404,
+            f"The model `{name[:128]}` does not exist at this path, which serves {served}.",
+            param="model",
+            code="model_not_found",
+        )
 
 
 @contextmanager

@@ -117,6 +117,10 @@ class Exchange:
         body = error_body(error, self.id) if self._is_message else error.body()
         await self.respond(error.status, body, headers=headers)
 
+    async def open(self, status: int) -> None:
+        """The beginning of a response in JSON that comes piece by piece, and whose length nobody knows."""
+        await self._start(status, JSON, ())
+
     async def stream(self) -> None:
         """The beginning of a response whose body comes piece by piece."""
         await self._start(200, EVENTS, ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")))

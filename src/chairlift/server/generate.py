@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
@@ -37,6 +38,7 @@ from chairlift.server.ports import ServedText
 from chairlift.server.prompts import Fitted, estimated_tokens, fit
 from chairlift.server.readers import after_thought, reader_opener, shown_texts
 from chairlift.server.timings import Timings
+from chairlift.server.written import gathered, pieces_of
 
 _LIFTS = re.compile(rb'"(?:priority|ttft_deadline_ms|e2e_deadline_ms|user|user_id|safety_identifier)"\s*:')
 """Fields that may lift a request over others; without them a full queue refuses it unread."""
@@ -209,9 +211,9 @@ class Generation:
             answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:
                 with kept_alive(answer.outlet, self._sse_keep_alive_interval_s, question.sign_of_life):
-                    await _stream(exchange, answer)
+                    await _stream(exchange, answer, watcher)
             else:
-                await self._collect(exchange, answer)
+                await self._collect(exchange, answer, watcher)
         finally:
             watcher.cancel()
             self._answers.discard(answer)
@@ -276,17 +278,34 @@ class Generation:
         answer.leave()
         exchange.abort()
 
-    async def _collect(self, exchange: Exchange, answer: Answer) -> None:
+    async def _collect(self, exchange: Exchange, answer: Answer, watcher: asyncio.Task[None]) -> None:
         await answer.outlet.wait()
         if answer.outlet.error is not None:
             raise answer.outlet.error
         if not answer.finished:
             raise ClientGone
         inline = answer.weight() <= INLINE_OUTPUT_TOKENS
-        await exchange.respond(200, await here_or_on(self._pool, answer.body, inline=inline))
+        made, piece, following = await here_or_on(self._pool, partial(_opened, answer), inline=inline)
+        if following is None:
+            await exchange.respond(200, piece)
+            return
+        await exchange.open(200)
+        while following is not None:
+            await exchange.write(piece, more=True)
+            if watcher.done():
+                raise ClientGone
+            piece = following
+            following = await here_or_on(self._pool, partial(next, made, None), inline=inline)
+        await exchange.write(piece, more=False)
 
 
-async def _stream(exchange: Exchange, answer: Answer) -> None:
+def _opened(answer: Answer) -> tuple[Iterator[bytes], bytes, bytes | None]:
+    """A whole answer in pieces, and its first two: most answers have but one."""
+    made = gathered(answer.body())
+    return made, next(made, b""), next(made, None)
+
+
+async def _stream(exchange: Exchange, answer: Answer, watcher: asyncio.Task[None]) -> None:
     """Pass on what the answer writes. The headers wait for the first of it: until then an error has a status."""
     outlet = answer.outlet
     await outlet.wait()
@@ -298,8 +317,17 @@ async def _stream(exchange: Exchange, answer: Answer) -> None:
     more = True
     while more:
         await outlet.wait()
-        data, more = outlet.take(), not outlet.closed
-        if outlet.error is not None:
+        data = outlet.take()
+        more = outlet.has_pending or not outlet.closed
+        if outlet.error is not None and not more:
             exchange.error_code = outlet.error.code
-            data += answer.dialect.failure(outlet.error)
+            made = gathered(chain((data,), pieces_of(answer.dialect.failure(outlet.error))))
+            data = next(made, b"")
+            for piece in made:
+                await exchange.write(data, more=True)
+                data = piece
         await exchange.write(data, more=more)
+        if outlet.has_pending:
+            if watcher.done():
+                return
+            await asyncio.sleep(0)  # what is made as it is taken must not keep others waiting

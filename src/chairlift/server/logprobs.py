@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from chairlift.core.types import TokenLogprob
 from chairlift.server.ports import TokenNames
+from chairlift.server.written import Written, list_pieces, object_pieces
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
 
 
-def chat_logprobs(tokenizer: TokenNames, scores: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """`choices[].logprobs` of a chat."""
-    return {
-        "content": [
-            _chat_entry(tokenizer, score.token, score.logprob)
-            | {"top_logprobs": [_chat_entry(tokenizer, token, logprob) for token, logprob in score.top]}
-            for score in scores
-        ]
-    }
+def chat_entries(tokenizer: TokenNames, scores: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
+    """`choices[].logprobs.content` of a chat."""
+    for score in scores:
+        tops = [_chat_entry(tokenizer, token, logprob) for token, logprob in score.top]
+        yield _chat_entry(tokenizer, score.token, score.logprob) | {"top_logprobs": tops}
+
+
+def written_chat_logprobs(tokenizer: TokenNames, scores: Iterable[TokenLogprob]) -> Written:
+    """`choices[].logprobs` of a whole chat."""
+    entries = Written(lambda: list_pieces(chat_entries(tokenizer, scores)))
+    return Written(lambda: object_pieces({"content": entries}))
 
 
 def completion_logprobs(
@@ -46,16 +50,41 @@ def completion_logprobs(
     }
 
 
-def prompt_logprobs(
-    tokenizer: TokenNames, scores: Sequence[TokenLogprob]
-) -> list[dict[str, dict[str, float | int | str]] | None]:
+def written_completion_logprobs(
+    tokenizer: TokenNames,
+    tokens: Callable[[], Iterable[int]],
+    scores: Callable[[], Iterable[TokenLogprob | None]],
+) -> Written:
+    """`choices[].logprobs` of a whole completion."""
+
+    def offsets() -> Iterator[int]:
+        offset = 0
+        for token in tokens():
+            yield offset
+            offset += len(token_text(tokenizer, token))
+
+    fields = {
+        "tokens": lambda: (token_text(tokenizer, token) for token in tokens()),
+        "token_logprobs": lambda: (None if score is None else finite(score.logprob) for score in scores()),
+        "top_logprobs": lambda: (None if score is None else _top_by_text(tokenizer, score) for score in scores()),
+        "text_offset": offsets,
+    }
+    lists = {name: Written(partial(_listed, members)) for name, members in fields.items()}
+    return Written(lambda: object_pieces(lists))
+
+
+def written_prompt_logprobs(tokenizer: TokenNames, scores: Iterable[TokenLogprob]) -> Written:
     """`prompt_logprobs`: for each prompt token the scores by token id; the first token has none."""
-    rows: list[dict[str, dict[str, float | int | str]] | None] = [None]
-    for score in scores:
-        row = {str(token): _prompt_entry(tokenizer, token, logprob, rank) for rank, (token, logprob) in _ranked(score)}
-        row.setdefault(str(score.token), _prompt_entry(tokenizer, score.token, score.logprob, score.rank))
-        rows.append(row)
-    return rows
+
+    def rows() -> Iterator[dict[str, dict[str, float | int | str]] | None]:
+        yield None
+        for score in scores:
+            ranked = enumerate(score.top, start=1)
+            row = {str(token): _prompt_entry(tokenizer, token, logprob, rank) for rank, (token, logprob) in ranked}
+            row.setdefault(str(score.token), _prompt_entry(tokenizer, score.token, score.logprob, score.rank))
+            yield row
+
+    return Written(lambda: list_pieces(rows()))
 
 
 def token_text(tokenizer: TokenNames, token: int) -> str:
@@ -79,8 +108,8 @@ def _top_by_text(tokenizer: TokenNames, score: TokenLogprob) -> dict[str, float]
     return tops
 
 
-def _ranked(score: TokenLogprob) -> Sequence[tuple[int, tuple[int, float]]]:
-    return list(enumerate(score.top, start=1))
+def _listed(members: Callable[[], Iterable[Any]]) -> Iterator[bytes]:
+    return list_pieces(members())
 
 
 def _prompt_entry(tokenizer: TokenNames, token: int, logprob: float, rank: int) -> dict[str, float | int | str]:

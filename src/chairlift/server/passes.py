@@ -80,6 +80,8 @@ class Job:
     fields: PassFields
     name: Callable[[int], str]
     write: Callable[[list[Outcome], Envelope], bytes]
+    takes_empty: bool = False
+    """Whether a text may be empty: one of a pair may, and then matches little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +222,8 @@ class Passes:
         fitted: list[Passage | ApiError] = []
         for i, item in enumerate(job.items):
             try:
+                if item == "" and not job.takes_empty:
+                    raise InvalidRequest("the text must not be empty", "input")
                 fitted.append(passage_of(item, self.reader.passages, most, keep))
             except InvalidRequest as error:
                 refusal = from_invalid(error)

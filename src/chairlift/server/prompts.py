@@ -21,11 +21,9 @@ PROBE_CHARS_PER_TOKEN = 16
 MAX_TRUNCATED_CHARS = 1 << 20
 """Longest text that may be encoded for its end alone."""
 
-MAX_SCORES = 1 << 19
-"""Most log-probabilities in one response, alternatives counted. Each takes some 150 bytes until all of them are sent.
-What is streamed is sent as it comes, and not counted."""
-NUM_REPETITIONS = 4
-"""How often a stream that repeats the answer at its end has the scores in it by then."""
+MAX_SCORES = 1 << 18
+"""Most log-probabilities in one response, alternatives counted: three answers of 4,096 tokens with 20 each. They are
+kept until all of them are sent, in twelve bytes each. What is streamed is sent as it comes, and not counted."""
 
 BYTES_PER_TOKEN = 4
 """Of ordinary text in ordinary vocabularies: what a text is taken for until it is encoded."""
@@ -141,10 +139,10 @@ def _truncated(ids: list[int], asked: Validated, max_model_len: int) -> list[int
 def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> SamplingParams:
     params = asked.params
     left = max_model_len - num_prompt
-    what = "messages" if asked.show.chat else "prompt"
+    what, has = ("messages", "have") if asked.show.chat else ("prompt", "has")
     if left < 1:
         raise never_fits(
-            f"This model's maximum context length is {max_model_len} tokens. However, your {what} has {num_prompt} "
+            f"This model's maximum context length is {max_model_len} tokens. However, your {what} {has} {num_prompt} "
             f"tokens, which leaves none for an answer. Please reduce the length of the {what}.",
             what,
             CONTEXT_CODE,
@@ -168,13 +166,13 @@ def _fitted_params(num_prompt: int, asked: Validated, max_model_len: int) -> Sam
 def _check_scores(asked: Validated, lengths: list[int], params: list[SamplingParams], max_model_len: int) -> None:
     """Refuse what would be kept for one response: eighty bytes of a body could ask for gigabytes."""
     num_scores = 0
+    num_told = 1 if asked.show.chat else asked.n  # a chat has those of its prompt beside the answers
     for length, one in zip(lengths, params, strict=True):
         if one.prompt_logprobs is not None:
-            num_scores += length * (one.prompt_logprobs + 1) * (asked.n if asked.show.echo else 1)
+            num_scores += length * (one.prompt_logprobs + 1) * num_told
         if one.logprobs is not None and (asked.show.repeats_answer or not asked.show.stream):
             most = max_model_len - length if one.max_tokens is None else one.max_tokens
-            repeated = NUM_REPETITIONS if asked.show.stream else 1
-            num_scores += asked.n * most * (one.logprobs + 1) * repeated
+            num_scores += asked.n * most * (one.logprobs + 1)
     if num_scores > MAX_SCORES:
         raise never_fits(
             f"This asks for up to {num_scores} log-probabilities at once, alternatives counted; at most {MAX_SCORES} "

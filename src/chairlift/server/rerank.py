@@ -190,6 +190,7 @@ def _job(
         fields=fields,
         name=names.__getitem__,
         write=lambda outcomes, envelope: write(angles(outcomes), envelope),
+        takes_empty=True,
     )
 
 

@@ -9,6 +9,7 @@ from chairlift.server.asked import Asked
 from chairlift.server.choices import OnEnd, Voice, last_parts, read_parts
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
+from chairlift.server.written import Told
 from chairlift.text.answers import AnswerReader
 from chairlift.text.parts import Part
 
@@ -89,6 +90,6 @@ class RichStreamedChoice:
         parts, self._parts = self._parts, []
         self._write(self._voice.piece(tokens, self._asked.shown(parts), scores))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: Told) -> None:
         if data:
             self._outlet.write(data)

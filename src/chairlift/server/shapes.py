@@ -6,12 +6,14 @@ per choice: a dictionary per token would cost more than everything else on the t
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from chairlift.core.types import FinishReason
+from chairlift.server.written import Written, object_pieces, objects_pieces
 
 encode_json = msgspec.json.Encoder().encode
 """Text comes out as UTF-8, never as an escape, except where JSON demands one."""
@@ -112,7 +114,7 @@ class Shape:
         self,
         index: int,
         content: dict[str, Any],
-        logprobs: dict[str, Any] | None,
+        logprobs: Written | None,
         reason: FinishReason,
         stop_reason: int | str | None,
         more: dict[str, Any],
@@ -128,16 +130,17 @@ class Shape:
             **more,
         }
 
-    def body(self, choices: list[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> bytes:
+    def body(self, choices: Sequence[dict[str, Any]], usage: Usage, more: dict[str, Any]) -> Iterator[bytes]:
         """A whole response, not streamed."""
         kind = "chat.completion" if self.chat else "text_completion"
-        return encode_json(self._envelope(kind, choices) | {"usage": usage.as_json()} | more)
+        told = Written(lambda: objects_pieces(choices))
+        return object_pieces(self._envelope(kind, told) | {"usage": usage.as_json()} | more)
 
     def _chunk(self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None) -> dict[str, Any]:
         content = {"delta": delta} if self.chat else delta
         return {"index": index, **content, "logprobs": logprobs, "finish_reason": None}
 
-    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, kind: str, choices: list[dict[str, Any]] | Written) -> dict[str, Any]:
         envelope = {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
         return envelope if self.service_tier is None else envelope | {"service_tier": self.service_tier}
 

@@ -85,12 +85,14 @@ class Messages:
         """Never followed by what ends a whole message."""
         return b"event: error\ndata: %b\n\n" % error_body(error, self._label)
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]) -> bytes:
+    def body(
+        self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]
+    ) -> tuple[bytes]:
         """The whole message."""
         (choice,) = choices
         voice = WholeVoice(choice.asked)
         choice.tell(voice)
-        return encode_json(self._message(voice.content(), voice.stop, usage()) | dict(more))
+        return (encode_json(self._message(voice.content(), voice.stop, usage()) | dict(more)),)
 
     def _message(self, content: list[dict[str, Any]], stop: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
         return {

@@ -8,7 +8,7 @@ completed | incomplete | failed and error
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
@@ -17,12 +17,13 @@ from chairlift.server.choices import CollectedChoice, OnEnd
 from chairlift.server.client import Choice
 from chairlift.server.dialect import Heading
 from chairlift.server.errors import ApiError
-from chairlift.server.logprobs import chat_logprobs
+from chairlift.server.logprobs import chat_entries
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
 from chairlift.server.responses.items import COMPLETED, INCOMPLETE, CallItem, Item, TextItem
 from chairlift.server.rich_choice import RichStreamedChoice
 from chairlift.server.shapes import Usage, encode_json
+from chairlift.server.written import Told, pieces_of, strung
 from chairlift.text.answers import AnswerReader
 from chairlift.text.parts import CallArguments, CallBegin, Part, Reasoning
 
@@ -43,21 +44,23 @@ class Responses:
         """There is one choice."""
         return RichStreamedChoice(asked, text, outlet, on_end, self._opened(asked), reader)
 
-    def ending(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
+    def ending(self, usage: Usage, more: Mapping[str, Any]) -> Told:
         """What ends the last item, and the response."""
         return b"" if self._voice is None else self._voice.ending(usage, more)
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> Told:
         """The response as far as it came, and the error in the way in which clients raise it."""
         return error.event() if self._voice is None else self._voice.failure(error)
 
-    def body(self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]) -> bytes:
+    def body(
+        self, choices: Sequence[CollectedChoice], usage: Callable[[], Usage], more: Mapping[str, Any]
+    ) -> Iterable[bytes]:
         """The response alone."""
         (choice,) = choices
         voice = self._opened(choice.asked)
         choice.tell(voice)
         voice.end_items()
-        return voice.response(usage(), more)
+        return pieces_of(voice.response(usage(), more))
 
     def _opened(self, asked: Asked) -> ItemVoice:
         envelope = {"id": self.id, "object": "response", "created_at": self.created, "model": self._model}
@@ -75,20 +78,20 @@ class ItemVoice:
         self._open: Item | None = None
         self._delta = (b"", b"")
         """Of an event with a piece of the open item: what stands before its number, and after."""
-        self._items: list[bytes] = []
+        self._items: list[Told] = []
         """Those that are whole."""
         self._scores: list[TokenLogprob] = []
         """Of tokens whose text has not come yet. Those of tags, thought and calls are in no text."""
         self._finish: Finish | None = None
 
-    def opening(self) -> bytes:
+    def opening(self) -> Told:
         """The response with nothing in it."""
         response = self._response(b"in_progress", [])
-        return b"".join(
-            self._event(kind, b'"response":' + response) for kind in (b"response.created", b"response.in_progress")
+        return strung(
+            *[self._event(kind, b'"response":', response) for kind in (b"response.created", b"response.in_progress")]
         )
 
-    def piece(self, tokens: list[int], parts: list[Part], scores: list[TokenLogprob]) -> bytes:
+    def piece(self, tokens: list[int], parts: list[Part], scores: list[TokenLogprob]) -> Told:
         """An event for each part, and those that begin and end items."""
         if self._asked.wants_logprobs:
             self._scores += scores
@@ -96,11 +99,11 @@ class ItemVoice:
             if self._open is not None and not self._open.has_scores:
                 self._scores.clear()
             return b""
-        told = b"".join([self._told(part) for part in parts])
+        told = self._told(parts[0]) if len(parts) == 1 else strung(*[self._told(part) for part in parts])
         self._scores.clear()
         return told
 
-    def closing(self, parts: list[Part], finish: Finish) -> bytes:
+    def closing(self, parts: list[Part], finish: Finish) -> Told:
         """Only what was held back: what ends the items repeats them, and goes out in one piece with the response."""
         self._finish = finish
         ended_by_token = finish.reason is FinishReason.STOP and not isinstance(finish.stop_reason, str)
@@ -108,31 +111,31 @@ class ItemVoice:
             del self._scores[-1:]  # it has no text
         return self.piece([], parts, [])
 
-    def ending(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
+    def ending(self, usage: Usage, more: Mapping[str, Any]) -> Told:
         """The last events of a good end."""
         kind = b"response.incomplete" if self._is_cut else b"response.completed"
         ended = self.end_items()
-        return ended + self._event(kind, b'"response":' + self.response(usage, more))
+        return strung(ended, self._event(kind, b'"response":', self.response(usage, more)))
 
-    def failure(self, error: ApiError) -> bytes:
+    def failure(self, error: ApiError) -> Told:
         """The last events of a bad end. An `error` on the outermost level is what clients raise."""
         opened = b"" if self._serial else self.opening()
         items = self._items if self._open is None else [*self._items, self._open.whole(INCOMPLETE)]
         told = error.told()
         response = self._response(b"failed", items, error={"code": "server_error", "message": told["message"]})
-        failed = self._event(b"response.failed", b'"response":' + response)
+        failed = self._event(b"response.failed", b'"response":', response)
         flat = {name: told[name] for name in ("code", "message", "param")} | {"error": told}
-        return opened + failed + self._event(b"error", encode_json(flat)[1:-1])
+        return strung(opened, failed, self._event(b"error", encode_json(flat)[1:-1]))
 
-    def response(self, usage: Usage, more: Mapping[str, Any]) -> bytes:
+    def response(self, usage: Usage, more: Mapping[str, Any]) -> Told:
         """The whole response."""
         status, fields = (b"completed", {}) if not self._is_cut else (b"incomplete", {"reason": "max_output_tokens"})
         return self._response(status, self._items, usage=usage, incomplete=fields or None, more=more)
 
-    def end_items(self) -> bytes:
+    def end_items(self) -> Told:
         """Ends the last item. An answer without any is a message that says nothing."""
-        begun = b"" if self._items or self._open is not None else self._begun(TextItem(0, is_thought=False))
-        return begun + self._ended(INCOMPLETE if self._is_cut else COMPLETED)
+        begun = b"" if self._items or self._open is not None else self._begun(self._text_item(is_thought=False))
+        return strung(begun, self._ended(INCOMPLETE if self._is_cut else COMPLETED))
 
     @property
     def _is_cut(self) -> bool:
@@ -140,41 +143,44 @@ class ItemVoice:
 
     # ------------------------------------------------------------ items
 
-    def _told(self, part: Part) -> bytes:
+    def _told(self, part: Part) -> Told:
         item = self._open
         if isinstance(part, CallBegin):
             called = CallItem(self._next_index, part.name, self._asked.new_call_id())
-            return self._ended(COMPLETED) + self._begun(called)
+            return strung(self._ended(COMPLETED), self._begun(called))
         if isinstance(part, CallArguments):
             if not isinstance(item, CallItem):
                 raise RuntimeError("arguments of no call")
             return self._piece(item.add(part.text), b"")
         is_thought = isinstance(part, Reasoning)
-        begun = b""
+        begun: Told = b""
         if not isinstance(item, TextItem) or item.is_thought is not is_thought:
             ended = self._ended(COMPLETED)
-            item = TextItem(self._next_index, is_thought=is_thought)
-            begun = ended + self._begun(item)
-        scores = self._score_entries() if item.has_scores and self._scores else b""
-        more = b"" if is_thought else b',"logprobs":[' + scores + b"]"
-        return begun + self._piece(item.add(part.text, scores), more)
+            item = self._text_item(is_thought=is_thought)
+            begun = strung(ended, self._begun(item))
+        if is_thought:
+            piece = self._piece(item.add(part.text, ()), b"")
+        else:
+            scores = self._scores
+            entries = encode_json(list(chat_entries(self._asked.tokenizer, scores))) if scores else b"[]"
+            piece = self._piece(item.add(part.text, scores), b',"logprobs":' + entries)
+        return strung(begun, piece) if begun else piece
 
     @property
     def _next_index(self) -> int:
         return len(self._items) + (self._open is not None)
 
-    def _score_entries(self) -> bytes:
-        return encode_json(chat_logprobs(self._asked.tokenizer, self._scores)["content"])[1:-1]
+    def _text_item(self, *, is_thought: bool) -> TextItem:
+        return TextItem(self._next_index, self._asked.tokenizer, is_thought=is_thought)
 
-    def _begun(self, item: Item) -> bytes:
+    def _begun(self, item: Item) -> Told:
         self._open = item
-        added = self._event(
-            b"response.output_item.added", b'"output_index":%d,"item":%b' % (item.index, item.opening())
-        )
+        added = self._event(b"response.output_item.added", b'"output_index":%d,"item":' % item.index, item.opening())
         self._delta = _head(item.delta), b"," + self._place(item)
         if isinstance(item, CallItem):
             return added
-        return added + self._event(b"response.content_part.added", self._place(item) + b',"part":' + item.part())
+        part = self._event(b"response.content_part.added", self._place(item) + b',"part":', item.part())
+        return strung(added, part)
 
     def _piece(self, text: bytes, more: bytes) -> bytes:
         serial = self._serial
@@ -182,7 +188,7 @@ class ItemVoice:
         head, tail = self._delta
         return b'%b%d%b,"delta":%b%b}\n\n' % (head, serial, tail, text, more)
 
-    def _ended(self, status: bytes) -> bytes:
+    def _ended(self, status: bytes) -> Told:
         """What ends the open item, if there is one."""
         item, self._open = self._open, None
         if item is None:
@@ -192,11 +198,14 @@ class ItemVoice:
             status = COMPLETED if item.is_whole else INCOMPLETE
             told = self._event(item.done, place + b',"arguments":' + item.text())
         else:
-            told = self._event(item.done, place + b',"text":' + item.text() + item.scores())
-            told += self._event(b"response.content_part.done", place + b',"part":' + item.part())
+            told = strung(
+                self._event(item.done, place + b',"text":' + item.text(), item.scores()),
+                self._event(b"response.content_part.done", place + b',"part":', item.part()),
+            )
         whole = item.whole(status)
         self._items.append(whole)
-        return told + self._event(b"response.output_item.done", b'"output_index":%d,"item":%b' % (item.index, whole))
+        done = self._event(b"response.output_item.done", b'"output_index":%d,"item":' % item.index, whole)
+        return strung(told, done)
 
     def _place(self, item: Item) -> bytes:
         part = b"" if isinstance(item, CallItem) else b',"content_index":0'
@@ -204,28 +213,25 @@ class ItemVoice:
 
     # ------------------------------------------------------------ events
 
-    def _event(self, kind: bytes, fields: bytes) -> bytes:
+    def _event(self, kind: bytes, *fields: Told) -> Told:
         serial = self._serial
         self._serial = serial + 1
-        return b"%b%d,%b}\n\n" % (_head(kind), serial, fields)
+        return strung(b"%b%d," % (_head(kind), serial), *fields, b"}\n\n")
 
     def _response(
         self,
         status: bytes,
-        items: Sequence[bytes],
+        items: Sequence[Told],
         *,
         usage: Usage | None = None,
         error: Mapping[str, Any] | None = None,
         incomplete: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
-    ) -> bytes:
+    ) -> Told:
         fields = {"error": error, "incomplete_details": incomplete, "usage": None if usage is None else _usage(usage)}
-        return b'%b,"status":"%b","output":[%b],%b' % (
-            self._envelope,
-            status,
-            b",".join(items),
-            encode_json(fields | dict(more or {}))[1:],
-        )
+        output = [told for item in items for told in (b",", item)][1:]
+        rest = encode_json(fields | dict(more or {}))[1:]
+        return strung(self._envelope, b',"status":"%b","output":[' % status, *output, b"],", rest)
 
 
 def _head(kind: bytes) -> bytes:
