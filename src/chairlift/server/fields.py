@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from chairlift.server.errors import bad_request
 from chairlift.server.identity import MAX_TENANT_CHARS
 
+T = TypeVar("T")
+
 MAX_INT = 2**31 - 1
+
+
+def given(value: T | None, default: T) -> T:
+    """What a field says, or `default` if it says nothing."""
+    return default if value is None else value
+
+
+def refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raises a 400 for a known field that would change the answer and is not supported: `harmless` says what asks for
+    nothing."""
+    for name, value in content.items():
+        if name in harmless and value not in harmless[name]:
+            raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
 
 
 def model_name(content: dict[str, Any]) -> str | None:

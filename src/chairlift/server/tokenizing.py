@@ -22,6 +22,7 @@ from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
 from chairlift.server.errors import bad_request, never_fits
 from chairlift.server.exchange import Exchange
+from chairlift.server.fields import refuse_unsupported
 from chairlift.server.generate import Engine
 from chairlift.server.identity import tenant_name
 from chairlift.server.json_body import convert, read_object
@@ -39,7 +40,6 @@ from chairlift.server.protocol import HARMLESS_IN_CHATS, ChatBody, Message, Tool
 from chairlift.server.shapes import encode_json
 from chairlift.server.structured import OFF
 from chairlift.server.tools import tool_use
-from chairlift.server.validate import refuse_unsupported
 
 MAX_CONTEXTS = 2
 """How many times the context what is counted may be."""

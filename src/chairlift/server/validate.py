@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs
 from chairlift.core.types import MAX_LOGPROBS, SamplingParams
 from chairlift.server.bounds import (
@@ -18,15 +17,20 @@ from chairlift.server.bounds import (
     MAX_METADATA_CHARS,
     MAX_METADATA_KEY_CHARS,
     MAX_SALT_CHARS,
-    MAX_STOP_CHARS,
-    MAX_STOPS,
     MAX_STREAM_INTERVAL,
-    MAX_TOKEN_LIST,
     SERVICE_TIERS,
 )
 from chairlift.server.chat_prompt import chat_prompt
-from chairlift.server.errors import bad_request, from_invalid
-from chairlift.server.fields import MAX_INT, check_priority_and_cut, check_range, deadline_s, user_name
+from chairlift.server.errors import bad_request
+from chairlift.server.fields import (
+    MAX_INT,
+    check_priority_and_cut,
+    check_range,
+    deadline_s,
+    given,
+    refuse_unsupported,
+    user_name,
+)
 from chairlift.server.json_body import convert
 from chairlift.server.ports import ChatManners, ChatPrompt
 from chairlift.server.protocol import (
@@ -36,19 +40,15 @@ from chairlift.server.protocol import (
     CompletionBody,
     SamplingFields,
 )
+from chairlift.server.sampling import Defaults, sampling_params
 from chairlift.server.structured import asked_form
 from chairlift.server.tools import ToolUse, tool_use
-
-T = TypeVar("T")
 
 DEFAULT_MAX_TOKENS = 16
 """Of completions, as in the OpenAI API; a chat may use the rest of the context."""
 
 FLEX_PRIORITY = 1
 """Of requests that gladly wait: behind all that say nothing."""
-
-Defaults = Mapping[str, float | int]
-"""What the model's makers recommend where a request says nothing, by the names of `SamplingParams`."""
 
 Prompt = str | list[int] | ChatPrompt
 """Text, token ids, or a conversation."""
@@ -124,7 +124,7 @@ def completion(content: dict[str, Any], defaults: Defaults) -> Validated:
     prompt_logprobs = body.prompt_logprobs
     if echo and body.logprobs is not None:
         prompt_logprobs = max(body.logprobs, prompt_logprobs or 0)
-    params = _params(
+    params = sampling_params(
         body,
         defaults,
         max_tokens=1 if scores_only else body.max_tokens if body.max_tokens is not None else DEFAULT_MAX_TOKENS,
@@ -175,7 +175,7 @@ def asked_chat(body: ChatBody, defaults: Defaults, manners: ChatManners = PLAIN)
     check_range("max_completion_tokens", body.max_completion_tokens, 1, MAX_INT)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     tools = tool_use(body, manners)
-    params = _params(
+    params = sampling_params(
         body,
         defaults,
         max_tokens=int(defaults["max_tokens"]) if max_tokens is None and "max_tokens" in defaults else max_tokens,
@@ -194,14 +194,6 @@ def asked_chat(body: ChatBody, defaults: Defaults, manners: ChatManners = PLAIN)
         clip=max_tokens is None,
         tools=tools,
     )
-
-
-def refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raises a 400 for a known field that would change the answer and is not supported: `harmless` says what asks for
-    nothing."""
-    for name, value in content.items():
-        if name in harmless and value not in harmless[name]:
-            raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
 
 
 def _num_kept(body: CompletionBody) -> int | None:
@@ -225,45 +217,6 @@ def _chat_form(body: ChatBody, tools: ToolUse | None) -> StructuredOutputs | Non
     if tools is None:
         return form
     return tools.answer_form(form, "structured_outputs" if body.response_format is None else "response_format")
-
-
-def _params(
-    body: SamplingFields,
-    defaults: Defaults,
-    *,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
-    form: StructuredOutputs | None,
-) -> SamplingParams:
-    _check_list("stop_token_ids", body.stop_token_ids)
-    _check_list("logit_bias", body.logit_bias)
-    check_range("top_k", body.top_k, -1, MAX_INT)
-    check_range("min_tokens", body.min_tokens, 0, MAX_INT)
-    try:
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=_or(body.min_tokens, 0),
-            temperature=_or(body.temperature, defaults.get("temperature", 1.0)),
-            top_k=_or(body.top_k, int(defaults.get("top_k", 0))),
-            top_p=_or(body.top_p, defaults.get("top_p", 1.0)),
-            min_p=_or(body.min_p, defaults.get("min_p", 0.0)),
-            seed=body.seed,
-            repetition_penalty=_or(body.repetition_penalty, defaults.get("repetition_penalty", 1.0)),
-            presence_penalty=_or(body.presence_penalty, 0.0),
-            frequency_penalty=_or(body.frequency_penalty, 0.0),
-            logit_bias=tuple((_token_id(key), bias) for key, bias in (body.logit_bias or {}).items()),
-            allowed_token_ids=None if body.allowed_token_ids is None else tuple(body.allowed_token_ids),
-            stop=_stops(body.stop),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            include_stop_str_in_output=bool(body.include_stop_str_in_output),
-            ignore_eos=bool(body.ignore_eos),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            structured_outputs=form,
-        )
-    except InvalidRequest as error:
-        raise from_invalid(error) from None
 
 
 def _presentation(
@@ -300,7 +253,7 @@ def _presentation(
         explain=bool(body.explain),
         num_kept=num_kept,
         include_reasoning=include_reasoning,
-        stream_interval=_or(body.stream_interval, 1),
+        stream_interval=given(body.stream_interval, 1),
         service_tier=_service_tier(body),
     )
 
@@ -324,7 +277,7 @@ def _validated(
     tools: ToolUse | None = None,
 ) -> Validated:
     check_range("n", body.n, 1, MAX_CHOICES)
-    n = _or(num_choices, 1)
+    n = given(num_choices, 1)
     if n * len(prompts) > MAX_CHOICES:
         raise bad_request(f"n times the number of prompts must be at most {MAX_CHOICES}", "n")
     check_priority_and_cut(body.priority, body.truncate_prompt_tokens)
@@ -338,7 +291,7 @@ def _validated(
         clip_max_tokens=clip,
         truncate_to=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens is not False,
-        priority=_or(body.priority, FLEX_PRIORITY if body.service_tier == "flex" else 0),
+        priority=given(body.priority, FLEX_PRIORITY if body.service_tier == "flex" else 0),
         cache_salt=body.cache_salt or "",
         user=user_name(body),
         ttft_deadline_s=deadline_s("ttft_deadline_ms", body.ttft_deadline_ms),
@@ -384,28 +337,3 @@ def _token_ids(prompt: list[Any]) -> list[int]:
     if any(type(token) is not int for token in prompt):
         raise bad_request("a prompt of token ids must hold integers only", "prompt")
     return prompt
-
-
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MAX_STOPS:
-        raise bad_request(f"at most {MAX_STOPS} stop strings are allowed", "stop")
-    if any(len(text) > MAX_STOP_CHARS for text in stops):
-        raise bad_request(f"a stop string may have at most {MAX_STOP_CHARS} characters", "stop")
-    return stops
-
-
-def _token_id(key: str) -> int:
-    """A token id as JSON writes it when it is a key; one spelling per id, so that none comes twice."""
-    if not (key.isascii() and key.isdigit() and len(key) <= 10) or str(int(key)) != key:
-        raise bad_request("logit_bias: keys must be token ids", "logit_bias")
-    return int(key)
-
-
-def _check_list(name: str, values: list[int] | dict[str, float] | None) -> None:
-    if values is not None and len(values) > MAX_TOKEN_LIST:
-        raise bad_request(f"{name} may have at most {MAX_TOKEN_LIST} entries", name)
-
-
-def _or(value: T | None, default: T) -> T:
-    return default if value is None else value

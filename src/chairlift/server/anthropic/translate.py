@@ -18,13 +18,12 @@ from chairlift.server.anthropic.body import (
 from chairlift.server.anthropic.conversation import chat_messages
 from chairlift.server.chat_prompt import SWITCHES
 from chairlift.server.errors import ApiError, bad_request
-from chairlift.server.fields import MAX_INT, check_range
+from chairlift.server.fields import MAX_INT, check_range, refuse_unsupported
 from chairlift.server.identity import MAX_TENANT_CHARS
 from chairlift.server.json_body import convert
 from chairlift.server.ports import ChatManners
 from chairlift.server.protocol import ChatBody, Function, Tool
 from chairlift.server.structured import JsonSchemaFormat, ResponseFormat
-from chairlift.server.validate import refuse_unsupported
 
 MAX_USER_CHARS = 1024
 TIERS = {"auto": "auto", "standard_only": "default"}

@@ -13,11 +13,12 @@ from chairlift.server.batches.store import Store
 from chairlift.server.bounds import Metadata, tells
 from chairlift.server.errors import DO_NOT_RETRY, ApiError, bad_request
 from chairlift.server.exchange import Exchange
+from chairlift.server.fields import refuse_unsupported
 from chairlift.server.identity import tenant_name
 from chairlift.server.json_body import convert, read_object
 from chairlift.server.query import Query
 from chairlift.server.shapes import encode_json
-from chairlift.server.validate import check_metadata, refuse_unsupported
+from chairlift.server.validate import check_metadata
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 WINDOWS = {"24h": 24 * 3600}

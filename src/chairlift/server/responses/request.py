@@ -10,7 +10,7 @@ from chairlift.server import validate
 from chairlift.server.common_fields import CommonFields
 from chairlift.server.dialect import Question, renamed
 from chairlift.server.errors import ApiError, bad_request
-from chairlift.server.fields import MAX_INT, check_range
+from chairlift.server.fields import MAX_INT, check_range, refuse_unsupported
 from chairlift.server.json_body import convert
 from chairlift.server.ports import ServedText
 from chairlift.server.protocol import ChatBody, Function, StreamOptions, Tool
@@ -40,7 +40,7 @@ _NAMES = {
 
 def read_response(content: dict[str, Any], text: ServedText) -> Question:
     """A body of /v1/responses."""
-    validate.refuse_unsupported(content, HARMLESS_IN_RESPONSES)
+    refuse_unsupported(content, HARMLESS_IN_RESPONSES)
     refuse_other_items(content)
     body = convert(content, ResponsesBody)
     chat = _chat_body(body)
