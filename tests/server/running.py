@@ -18,23 +18,19 @@ import uvloop
 from chairlift.core.admission import Admission
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.access import Access
-from chairlift.server.admin import Admin
 from chairlift.server.api_keys import NO_KEYS, read_api_keys
 from chairlift.server.app import App
-from chairlift.server.batches.service import BatchService, open_store
+from chairlift.server.assembly import make_access, make_app, make_explanations, serve_batches, serve_engine
+from chairlift.server.batches.service import open_store
 from chairlift.server.batches.store import Store
 from chairlift.server.client import EngineClient
-from chairlift.server.cors import Cors
-from chairlift.server.explanations import Explanations
 from chairlift.server.generate import Engine, Generation
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.options import ServerOptions
 from chairlift.server.ports import ServedText
 from chairlift.server.tls import server_context
-from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.traced import Traces
 from chairlift.server.ui.recent import Recent
-from chairlift.server.ui.watching import Watching
 from chairlift.server.usage_log import UsageLog
 from chairlift.wire import Ready
 from server.fake_text import FakeText
@@ -59,8 +55,7 @@ class RunningServer:
         self.worker = worker
         self.options = options
         self.loop = uvloop.new_event_loop()
-        is_told = bool(options.admin_api_keys) or options.has_ui
-        self.explanations = Explanations(options.keep_explanations) if is_told else None
+        self.explanations = make_explanations(options)
         self.usage_log = None if options.usage_log is None else UsageLog(options.usage_log, time.monotonic, time.time)
         self._client_sock = client_sock
         self._text = text
@@ -94,30 +89,8 @@ class RunningServer:
         _, self.client = await self.loop.create_unix_connection(
             lambda: EngineClient(_metrics, self.explanations, self.admission, recent=recent), sock=client_sock
         )
-        self.access = Access(
-            options.api_keys,
-            options.host,
-            options.allowed_hosts,
-            options.admin_api_keys,
-            options.metrics_api_keys,
-            keys.principals,
-        )
-        self.app = App(
-            self.access,
-            time.monotonic,
-            stall_timeout_s=options.stall_timeout_s,
-            log_requests=options.log_requests,
-            admin=Admin(self.explanations, options.admission)
-            if self.explanations is not None and options.admin_api_keys
-            else None,
-            watching=Watching(self.explanations, time.monotonic, moment_s=0.0)
-            if self.explanations is not None and options.has_ui
-            else None,
-            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
-            root_path=options.root_path,
-            usage_log=self.usage_log,
-            traces=self._traces,
-        )
+        self.access = make_access(options, keys)
+        self.app = make_app(options, self.access, self.explanations, self.usage_log, self._traces, moment_s=0.0)
         sock = bind(options)
         self.port = 0 if options.uds is not None else sock.getsockname()[1]
         self.http = HttpServer(self.app, sock, options, server_context(options))
@@ -130,31 +103,10 @@ class RunningServer:
             served_names=options.served_model_names or (ready.model_name,),
             created=1,
         )
-        self.generation = Generation(
-            engine,
-            self._pool,
-            time.monotonic,
-            time.time,
-            max_body_bytes=options.max_body_bytes,
-            max_pending_bytes=options.max_pending_bytes,
-            overload_status=options.overload_status,
-            tells_timings=options.enable_per_request_metrics,
-            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
-        )
-        self.app.tokenizing = Tokenizing(
-            engine,
-            self._pool,
-            time.monotonic,
-            max_body_bytes=options.max_body_bytes,
-            overload_status=options.overload_status,
-        )
-        self.app.serving = engine, self.generation
+        self.generation = serve_engine(self.app, options, engine, self._pool)
         self.store = open_store(options, self._stack)
         if self.store is not None:
-            self.app.batches = BatchService(
-                self.store, self.app.answer, lambda: not self.app.draining, self.access, self.client, time.time
-            )
-            self.app.batches.start()
+            serve_batches(self.app, self.store, self.access, self.client)
         self.baseline_tasks = len(asyncio.all_tasks())
 
     def stop(self) -> None:

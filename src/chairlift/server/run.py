@@ -25,34 +25,35 @@ from chairlift.core.admission import Admission
 from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.models.resolve import resolve
-from chairlift.server.access import Access
-from chairlift.server.admin import Admin
 from chairlift.server.api_keys import NO_KEYS, ApiKeys, read_api_keys
-from chairlift.server.app import App
-from chairlift.server.batches.service import BatchService, open_store
+from chairlift.server.assembly import (
+    make_access,
+    make_app,
+    make_explanations,
+    make_passes,
+    serve_batches,
+    serve_engine,
+)
+from chairlift.server.batches.service import open_store
 from chairlift.server.batches.store import Store
 from chairlift.server.client import EngineClient
-from chairlift.server.cors import Cors
 from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import unavailable
-from chairlift.server.explanations import Explanations
-from chairlift.server.generate import Engine, Generation
+from chairlift.server.generate import Engine
 from chairlift.server.greeting import LOCAL_NAME, base_url, greeting
 from chairlift.server.http_server import HttpServer, bind
 from chairlift.server.logs import flush_logs, set_up_logs
 from chairlift.server.options import ServerOptions
 from chairlift.server.passage_text import PassageText
-from chairlift.server.passes import Passes, Reader
+from chairlift.server.passes import Reader
 from chairlift.server.ports import ServedText
 from chairlift.server.process import WorkerCommand
 from chairlift.server.restarts import Restarts
 from chairlift.server.served_text import load_served_text
 from chairlift.server.supervisor import Supervisor, ending
 from chairlift.server.tls import load_certificate, server_context
-from chairlift.server.tokenizing import Tokenizing
 from chairlift.server.traced import Traces
 from chairlift.server.ui.recent import Recent
-from chairlift.server.ui.watching import Watching
 from chairlift.server.unix_socket import removed_at_end
 from chairlift.server.usage_log import UsageLog
 from chairlift.text.passages import PassageTokenizer, load_passages
@@ -168,36 +169,12 @@ class _Service:
         self._signals = 0
         self._told = asyncio.Event()
         """Something happened: a signal, or the engine is lost for good."""
-        is_told = bool(options.admin_api_keys) or options.has_ui
-        self._explanations = Explanations(options.keep_explanations) if is_told else None
-        watching = None
-        if self._explanations is not None and options.has_ui:
-            watching = Watching(self._explanations, time.monotonic)
-        self._access = Access(
-            options.api_keys,
-            options.host,
-            options.allowed_hosts,
-            options.admin_api_keys,
-            options.metrics_api_keys,
-            keys.principals,
-        )
+        self._explanations = make_explanations(options)
+        self._access = make_access(options, keys)
         self._admission = Admission(options.admission, policy=options.scheduling_policy)
         self._encoder_admission = Admission(options.admission, policy=options.scheduling_policy)
         self._set_own_limits(keys)
-        self.app = App(
-            self._access,
-            time.monotonic,
-            stall_timeout_s=options.stall_timeout_s,
-            log_requests=options.log_requests,
-            admin=Admin(self._explanations, options.admission)
-            if self._explanations is not None and options.admin_api_keys
-            else None,
-            watching=watching,
-            cors=Cors(options.allowed_origins) if options.allowed_origins else None,
-            root_path=options.root_path,
-            usage_log=usage_log,
-            traces=traces,
-        )
+        self.app = make_app(options, self._access, self._explanations, usage_log, traces)
 
     async def run(self, http: HttpServer, url: str) -> int:
         loop = asyncio.get_running_loop()
@@ -261,7 +238,12 @@ class _Service:
         if self._signals or not client.ready.done():
             return None
         ready = client.ready.result()
-        options = self._options
+        if ready.encoder is not None:
+            if isinstance(text, PassageText):  # an encoder alone: one tokenizer serves both
+                passages = text.passages
+            else:
+                passages = await loop.run_in_executor(pool, self._load_passages)
+            self.app.passes = make_passes(self._options, self._reader(client, ready, ready.encoder, passages), pool)
         engine = Engine(
             client=client,
             text=text,
@@ -269,49 +251,14 @@ class _Service:
             served_names=self._names(ready),
             created=int(time.time()),
         )
-        generation = Generation(
-            engine,
-            pool,
-            time.monotonic,
-            time.time,
-            max_body_bytes=options.max_body_bytes,
-            max_pending_bytes=options.max_pending_bytes,
-            overload_status=options.overload_status,
-            tells_timings=options.enable_per_request_metrics,
-            sse_keep_alive_interval_s=options.sse_keep_alive_interval_s,
-        )
-        if ready.encoder is not None:
-            if isinstance(text, PassageText):  # an encoder alone: one tokenizer serves both
-                passages = text.passages
-            else:
-                passages = await loop.run_in_executor(pool, self._load_passages)
-            self.app.passes = self._passes(client, ready, ready.encoder, passages, pool)
-        self.app.tokenizing = Tokenizing(
-            engine,
-            pool,
-            time.monotonic,
-            max_body_bytes=options.max_body_bytes,
-            overload_status=options.overload_status,
-        )
-        self.app.serving = engine, generation
+        serve_engine(self.app, self._options, engine, pool)
         if self._store is not None:
-            app = self.app
-            batches = BatchService(self._store, app.answer, lambda: not app.draining, self._access, client, time.time)
-            app.batches = batches
-            batches.start()
+            serve_batches(self.app, self._store, self._access, client)
         return ready
 
-    def _passes(
-        self,
-        client: EngineClient,
-        ready: Ready,
-        encoder: EncoderReady,
-        passages: PassageTokenizer,
-        pool: ThreadPoolExecutor,
-    ) -> Passes:
-        options = self._options
-        names = options.served_model_names if not ready.generates else ()
-        reader = Reader(
+    def _reader(self, client: EngineClient, ready: Ready, encoder: EncoderReady, passages: PassageTokenizer) -> Reader:
+        names = self._options.served_model_names if not ready.generates else ()
+        return Reader(
             client=client,
             passages=passages,
             max_model_len=encoder.max_model_len,
@@ -319,14 +266,6 @@ class _Service:
             labels=tuple(encoder.labels),
             served_names=names or (encoder.model_name,),
             created=int(time.time()),
-        )
-        return Passes(
-            reader,
-            pool,
-            time.monotonic,
-            time.time,
-            max_body_bytes=options.max_body_bytes,
-            overload_status=options.overload_status,
         )
 
     async def _explain(self, client: EngineClient, supervisor: Supervisor) -> None:
