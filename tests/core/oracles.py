@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from chairlift.core.background import MAX_HELD_BACK_SEQS, MAX_HELD_BACK_TOKENS, is_background, max_tokens_alone
 from chairlift.core.planner import MAX_SET_ASIDE
 from chairlift.core.policy import DYNAMIC_WAIT_S
 from chairlift.core.scheduler import Scheduler
@@ -44,6 +45,10 @@ class Door:
         self.num_priority_steps = 0
         """Steps in which somebody made room for one of a better level."""
         self.num_in_vain = 0
+        self.num_shared_steps = 0
+        """Steps that the background and others took part in."""
+        self._num_lacking = 0
+        """Steps in a row in which others lacked slots or blocks and the background had some."""
         """Those after which that one had not joined."""
         self._join, self._preempt, self._make_room = planner._join, planner._preempt, planner._make_room
         planner._join = self.on_join  # type: ignore[method-assign]
@@ -141,6 +146,7 @@ class Door:
             self._made_room_for.add(by.request.id)
         else:
             check(sequence.rank >= by.rank, "one is preempted for a later one's blocks")
+            self._check_background_gave_first(sequence)
             check(not self._planner.reserves_max, "blocks that were reserved are missing")
             self._short_of_blocks = True
         self._ledger.on_preempt(sequence)
@@ -160,6 +166,14 @@ class Door:
         check(made or not spared, "one found no room although others come after it")
         return made
 
+    def _check_background_gave_first(self, victim: Sequence) -> None:
+        """Nobody gives blocks while the background holds some that would do."""
+        if is_background(victim) or not self._planner.may_preempt:
+            return
+        for s in self._scheduler._running.live():
+            in_vain = self._scheduler.policy.prefill_first or not self._scheduler.kv.frees_some(s)
+            check(not is_background(s) or in_vain, f"{victim.key} gives blocks, and the background keeps its own")
+
     # ------------------------------------------------------------ after a step was planned
 
     def on_plan(self, plan: StepPlan, now: float) -> None:
@@ -173,6 +187,7 @@ class Door:
             self._made_room_for.clear()
         if not planner.batching.holds:
             check(all(s in planner.chunked for s in self._joiners), "one joins and gets no token")
+        self._check_background(plan)
         self._joined.clear()
         self._joiners.clear()
         self._short_of_blocks = False
@@ -183,6 +198,27 @@ class Door:
             self._check_level(s)
         if waits and not preempted and not planner.batching.holds:
             self._check_left_outside(waits, plan)
+
+    def _check_background(self, plan: StepPlan) -> None:
+        """Beside others the background has a few slots and a few tokens, and nothing that they lack."""
+        planner, running = self._planner, self._scheduler._running
+        rows = [s for s in running.live() if is_background(s)]
+        waits = [s for s in self._waiting() if not is_background(s)]
+        if not rows or planner.batching.holds or not (waits or any(not is_background(s) for s in running.live())):
+            self._num_lacking = 0
+            return
+        self.num_shared_steps += 1
+        grew = any(is_background(s) for s in self._joiners)
+        check(not (grew and waits), "the background takes a slot while others wait")
+        num_choices = max(len(s.siblings) for s in rows)
+        check(len(rows) <= MAX_HELD_BACK_SEQS + num_choices, "too much of the background runs beside others")
+        chunks = zip(plan.chunks, planner.chunked, strict=True)
+        num_tokens = sum(chunk.count for chunk, s in chunks if is_background(s))
+        whole = not self._scheduler.policy.enable_chunked_prefill
+        check(whole or num_tokens <= MAX_HELD_BACK_TOKENS, "too many tokens of the background beside others")
+        lack = [s for s in waits if self._obstacle(s, 1 << 30) in (WaitReason.SLOTS, WaitReason.BLOCKS)]
+        self._num_lacking = self._num_lacking + 1 if len(lack) == len(waits) > 0 else 0
+        check(self._num_lacking < 3, "the background runs on while others lack what it has")
 
     def _check_room_was_needed(self, plan: StepPlan) -> None:
         """Count who was given room by those of lesser priority and did not take it: tokens may be used up, another may
@@ -212,7 +248,7 @@ class Door:
         if not self._scheduler.policy.enable_chunked_prefill and not whole.issuperset(prefilling):
             return  # tokens are saved up for a prompt that must come whole
         budget = self._scheduler.limits.max_num_batched_tokens - plan.num_tokens
-        obstacles = {s: self._obstacle(s, budget) for s in waits}
+        obstacles = {s: self._obstacle(s, self._share(s, plan, budget)) for s in waits}
         blocked = [s for s in waits if obstacles[s] is not None]
         closers = [s for s in blocked if not self._may_be_passed(s, obstacles[s])]
         worn_out = any(self._passed[s.key] >= self._scheduler.policy.max_bypass for s in blocked)
@@ -222,6 +258,22 @@ class Door:
                 in_front = [b for b in blocked if self._scheduler._service or not self._goes_before(s, b)]
                 closed = len(in_front) > MAX_SET_ASIDE or any(b in closers for b in in_front)
                 check(closed, f"{s.key} could have joined, and nobody stood before it that may not be passed")
+
+    def _share(self, s: Sequence, plan: StepPlan, budget: int) -> int:
+        """What a step has to spare for one that waits."""
+        scheduler = self._scheduler
+        if not is_background(s) or not scheduler.policy.enable_chunked_prefill:
+            return budget
+        used = sum(c.count for c, one in zip(plan.chunks, self._planner.chunked, strict=True) if is_background(one))
+        most = MAX_HELD_BACK_TOKENS if self._planner.holds_back else max_tokens_alone(scheduler.limits)
+        return min(budget, most - used)
+
+    def _is_held_back(self, s: Sequence) -> bool:
+        """Whether one of the background must leave what is free to others, who are there or were a moment ago."""
+        if not is_background(s) or not self._planner.holds_back:
+            return False
+        num_rows = sum(map(is_background, self._scheduler._running.live()))
+        return num_rows >= MAX_HELD_BACK_SEQS or not all(map(is_background, self._waiting()))
 
     def _may_be_passed(self, s: Sequence, reason: WaitReason | None) -> bool:
         if reason is WaitReason.BLOCKS and s.preemptions:
@@ -234,6 +286,8 @@ class Door:
         num_running = scheduler._running.num_taken
         if budget <= 0:
             return WaitReason.TOKENS
+        if self._is_held_back(s):
+            return WaitReason.SLOTS
         num_slots = 1 + sum(1 for one in s.siblings if one.state is State.WAITING)
         if num_running and num_running + num_slots > self._planner.max_num_seqs:
             return WaitReason.SLOTS

@@ -19,11 +19,13 @@ from typing import get_args
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from chairlift.core.background import is_background
 from chairlift.core.engine import Engine
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.policy import BatchingName, OrderName, Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import (
+    BACKGROUND_PRIORITY,
     BlockKeys,
     CacheShape,
     Finish,
@@ -285,7 +287,8 @@ class World:
         self.faults.clear()
         self.engine.close()
         scheduler, todo = self.scheduler, tasks(self.scheduler)
-        bound = 20 + 4 * sum(len(s.tokens) + s.end for ss in scheduler._live.values() for s in ss)
+        everybody = [s for sequences in scheduler._live.values() for s in sequences]
+        bound = 20 + 4 * sum(len(s.tokens) + s.end for s in everybody)
         num_steps, num_preemptions = 0, scheduler.stats().num_preemptions
         while self.engine.has_work:
             bound -= 1
@@ -295,13 +298,17 @@ class World:
                 self.finish(now)
         lengths = {key: f.num_prompt_tokens + f.num_output_tokens for key, f in self.finishes.items()}
         self.drained = num_steps, ideal_steps(scheduler, todo, lengths)
-        # Where chunks are small, one that is preempted takes a step for each of them once more.
+        # Where chunks are small, one that is preempted takes a step for each of them once more; and where blocks let in
+        # one at a time, nobody's go into the same step.
         chunk = scheduler._planner.threshold or scheduler.limits.max_num_batched_tokens
         again = (scheduler.stats().num_preemptions - num_preemptions) * (scheduler.max_model_len // chunk)
-        most = 8 + 4 * self.drained[1] + again
-        # A controller spreads prompts over the time that an objective leaves them, which here stands still.
+        alone = sum(task.num_lacking for task in todo) // chunk if scheduler._planner.threshold else 0
+        most = 8 + 4 * self.drained[1] + again + alone
+        # A controller spreads prompts over the time that an objective leaves them, which here stands still, and so does
+        # the second in which the background still gives way to those who left.
+        spreads = scheduler.controller.is_active or any(map(is_background, everybody))
         check(
-            num_steps <= most or scheduler.controller.is_active,
+            num_steps <= most or spreads,
             f"drained in {num_steps} steps where {self.drained[1]} might do",
         )
         stall = self.ledger.longest_stall
@@ -429,12 +436,16 @@ def live(seed: int, num_steps: int) -> World:
     world = random_world(rng)
     stems = [[rng.randrange(VOCAB_SIZE) for _ in range(40)] for _ in range(3)]
     load, fault_rate = rng.choice([0.05, 0.2, 0.6]), rng.choice([0.0, 0.02, 0.1])
+    chance = random.Random(f"{seed}/background")
+    background_rate = chance.choice([0.0, 0.0, 0.3, 0.7])
     now, number = 0.0, 0
 
     def meddle() -> None:
         nonlocal number
         if rng.random() < load and len(world.scheduler._live) < 25:
             request = random_request(rng, number, now, world.scheduler.max_model_len, stems)
+            if chance.random() < background_rate:
+                request = replace(request, priority=BACKGROUND_PRIORITY)
             number += 1
             try:
                 world.add(request)

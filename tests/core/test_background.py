@@ -101,6 +101,42 @@ def test_its_prompts_are_small_pieces_of_steps_that_others_take_part_in() -> Non
     assert executor.num_computed > 100, "and it goes on"
 
 
+def test_it_gives_way_in_the_step_after_its_prompt_too() -> None:
+    """One that has just begun to decode was in no count of those who do."""
+    engine = make(Policy(), Limits(4, 64, 64), num_blocks=8)
+    engine.add(ask(0, 10, 16, waits=True))
+    engine.step(0.0)
+    engine.add(ask(1, 28, 3))
+    engine.step(0.0)
+    assert rows(engine, waits=False) == {1}
+    assert not rows(engine, waits=True), "it has the blocks that the other needs"
+
+
+def test_who_lacks_blocks_has_them_although_its_tokens_are_taken_too() -> None:
+    engine = make(Policy(), Limits(2, 2, 64), num_blocks=6)
+    engine.add(ask(0, 16, 4, waits=True))
+    for _ in range(4):
+        engine.step(0.0)
+    engine.add(ask(1, 20, 3))
+    for _ in range(3):
+        engine.step(0.0)
+    assert rows(engine, waits=False) == {1}
+
+
+def test_it_takes_no_slots_that_it_has_no_tokens_for() -> None:
+    engine = make(Policy(), Limits(8, 256, 256), num_blocks=512)
+    for number in range(8):
+        engine.add(ask(number, 100, 2, waits=True))
+    engine.step(0.0)
+    assert rows(engine, waits=True) == {0}
+    engine.add(ask(9, 4, 9))
+    engine.step(0.0)
+    assert rows(engine, waits=True) == {0}
+    engine.step(0.0)
+    assert rows(engine, waits=True) == {0, 1}, "the first needs few, the second has the rest"
+    assert all(len(one.blocks) for one in engine.scheduler._running.live())
+
+
 def test_it_does_not_age() -> None:
     engine = make(Policy(priority_ageing_s=1.0), Limits(1, 64, 64))
     engine.add(ask(1, 4, 30))

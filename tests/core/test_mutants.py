@@ -273,8 +273,8 @@ MUTANTS = [
     Mutant(
         "a sequence joins without a token",
         planner,
-        "if not holds and (budget <= 0 or",
-        "if not holds and budget > 0 and (",
+        "if not holds and (share <= 0 or",
+        "if not holds and share > 0 and (",
     ),
     Mutant(
         "a block is asked for one token late",
@@ -670,6 +670,27 @@ MUTANTS = [
         "MAX_HELD_BACK_TOKENS if self.holds_back",
         "100 if self.holds_back",
         test_background.test_its_prompts_are_small_pieces_of_steps_that_others_take_part_in,
+    ),
+    Mutant(
+        "one of the background that has just begun to decode is in nobody's way",
+        running,
+        "if self._worst_decoding is not None:",
+        "if self._worst_decoding is not None and False:",
+        test_background.test_it_gives_way_in_the_step_after_its_prompt_too,
+    ),
+    Mutant(
+        "the background takes slots for which it has no tokens",
+        planner,
+        "share = min(budget, self._share(plan, sequence, start))",
+        "share = budget",
+        test_background.test_it_takes_no_slots_that_it_has_no_tokens_for,
+    ),
+    Mutant(
+        "who lacks blocks and then tokens lacks no room",
+        planner,
+        "bool(others_wait) and (self._lacked_room or ",
+        "bool(others_wait) and (",
+        test_background.test_who_lacks_blocks_has_them_although_its_tokens_are_taken_too,
     ),
     Mutant(
         "the background ages",

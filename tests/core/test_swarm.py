@@ -72,6 +72,7 @@ def test_the_swarm_reaches_what_it_is_for() -> None:
     assert sum(w.num_filler_rows for w in worlds) > 300
     made_room = sum(w.door.num_priority_steps for w in worlds)
     assert made_room > 20 and sum(w.door.num_in_vain for w in worlds) <= made_room / 10
+    assert sum(w.door.num_shared_steps for w in worlds) > 500
     assert sum(f.decisions.recomputed_tokens for f in finishes) > 1000
     assert sum(f.decisions.passed for f in finishes) > 20
     assert sum(1 for w in worlds for scores in w.scored.values() if scores) > 20

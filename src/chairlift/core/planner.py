@@ -111,12 +111,15 @@ class Planner:
         self.others_until = 0.0
         """So long the background goes on as if others were there: they are likely to be back."""
         self.lacks_room = False
-        """Whether any of those others lacked a slot or blocks in the last one."""
+        """Whether any of those others lacked a slot, blocks or time in the last one."""
+        self._lacked_room = False
+        """The same of this one, of those who were looked at so far: they may lack tokens too in the end."""
 
     def fill(self, plan: StepPlan, now: float) -> None:
         """Put into an empty plan what the next step computes; it stays empty if there is nothing to do."""
         running = self._running
         self.chunked, self.joined = [], []
+        self._lacked_room = False
         running.sort_prefilling()
         if self.may_yield:
             self._yield_to_priority(now)
@@ -135,7 +138,7 @@ class Planner:
             self._fill_decodes(plan, now)
             self._fill_prefill(plan, now, num_preemptions)
         others_wait = self.holds_back and self._waiting and self._waiting.best_level < BACKGROUND_PRIORITY
-        self.lacks_room = bool(others_wait) and self.waits_for in (WaitReason.SLOTS, WaitReason.BLOCKS)
+        self.lacks_room = bool(others_wait) and (self._lacked_room or self.waits_for in self._lacking_room())
         if self._kv.pool.num_repeats:
             plan.num_shared_context_tokens = min(self._kv.num_shared_tokens, plan.num_context_tokens)
 
@@ -218,10 +221,7 @@ class Planner:
         lacking = _lacking(sequence, start)
         count = min(lacking, budget)
         if self.policy.enable_chunked_prefill or not in_prompt:
-            count = self._cut(plan, start, count)
-            if is_background(sequence):
-                most = MAX_HELD_BACK_TOKENS if self.holds_back else max_tokens_alone(self.limits)
-                count = min(count, most - self._num_background_tokens(plan))
+            count = self._cut(plan, start, min(count, self._share(plan, sequence, start)))
             if sequence.wants_scores:
                 num_scored = sum(chunk.count for chunk in plan.chunks if chunk.scores)
                 count = min(count, max(1, MAX_SCORED_TOKENS - num_scored))
@@ -307,6 +307,7 @@ class Planner:
             matched = self._kv.match(sequence)
             num_needed = self._num_needed(sequence)
             reason = self._obstacle(plan, sequence, matched, num_needed + promised, room, budget)
+            self._lacked_room |= reason in (WaitReason.SLOTS, WaitReason.BLOCKS) and not is_background(sequence)
             if reason is None:
                 waiting.pop(sequence)
                 waiting.left(sequence)
@@ -366,7 +367,8 @@ class Planner:
         """
         kv, holds = self._kv, self.batching.holds
         start = len(matched) * kv.block_size
-        if not holds and (budget <= 0 or self._cut(plan, start, min(_lacking(sequence, start), budget)) <= 0):
+        share = min(budget, self._share(plan, sequence, start))
+        if not holds and (share <= 0 or self._cut(plan, start, min(_lacking(sequence, start), share)) <= 0):
             return WaitReason.TOKENS
         is_first = not self._running.num_taken
         if not is_first and 1 + self._num_followers(sequence) > room:
@@ -498,6 +500,11 @@ class Planner:
             for sequence in reversed(gone):
                 self._preempt(sequence, by, PreemptReason.PRIORITY, now)
 
+    def _lacking_room(self) -> tuple[WaitReason, ...]:
+        """Why others wait while the background has what they need; to a controller rows are time."""
+        time = (WaitReason.TOKENS,) if self._controller.is_active else ()
+        return (WaitReason.SLOTS, WaitReason.BLOCKS, *time)
+
     def _has_others(self, now: float) -> bool:
         """Whether anybody else is there, or was a moment ago."""
         if is_shared(self._running, self._waiting):
@@ -508,9 +515,16 @@ class Planner:
         """Whether no more of it may join: enough run, or somebody else cannot."""
         return is_full(self._running) or any(not is_background(one) for one, _ in self.set_aside)
 
-    def _num_background_tokens(self, plan: StepPlan) -> int:
-        """Prompt tokens of the background that are in the plan."""
-        return sum(chunk.count for chunk, one in zip(plan.chunks, self.chunked, strict=True) if is_background(one))
+    def _share(self, plan: StepPlan, sequence: Sequence, start: int) -> int:
+        """Most tokens that one may compute in this step from position `start` for what it is: few of the background."""
+        if not is_background(sequence):
+            return self.limits.max_num_batched_tokens
+        if start < sequence.num_prompt and not self.policy.enable_chunked_prefill:
+            return self.limits.max_num_batched_tokens
+        most = MAX_HELD_BACK_TOKENS if self.holds_back else max_tokens_alone(self.limits)
+        return most - sum(
+            chunk.count for chunk, one in zip(plan.chunks, self.chunked, strict=True) if is_background(one)
+        )
 
     def _num_forking(self, sequence: Sequence) -> int:
         return sum(1 for s in sequence.siblings if s.state is State.FORKING)

@@ -89,6 +89,8 @@ class RunningSet:
         sequence.state = DECODING
         self.decoding.append(sequence)
         self._changed = True
+        if self._worst_decoding is not None:
+            self._worst_decoding = max(self._worst_decoding, sequence.order[0])
 
     def vacate(self, sequence: Sequence, state: State) -> None:
         """Take a sequence out; its slot is free, and the executor hears of it if it knew the row."""
@@ -110,7 +112,7 @@ class RunningSet:
 
     @property
     def worst_level(self) -> int:
-        """The highest level of those who run, as of the last `refresh_decoding`; below all levels if nobody does."""
+        """The highest level of those who run, or who did at the last `refresh_decoding`; below all levels if nobody."""
         if self._worst_decoding is None:
             self._worst_decoding = max([s.order[0] for s in self.decoding], default=LOWEST_LEVEL)
         levels = [s.order[0] for s in self.prefilling if s.state is PREFILLING]
