@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chairlift.server.bounds import EFFORTS
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.messages import template_messages
 from chairlift.server.ports import ChatManners, ChatPrompt
 from chairlift.server.protocol import ChatBody
@@ -41,11 +41,8 @@ def _template_kwargs(body: ChatBody, manners: ChatManners) -> dict[str, Any]:
         if name in manners.template_variables:
             kwargs[name] = value
         elif name not in SWITCHES:
-            raise bad_request(
-                f"chat_template_kwargs: {name[:64]} is not known to this model's chat template",
-                "chat_template_kwargs",
-                "unsupported_parameter",
-            )
+            message = f"chat_template_kwargs: {name[:64]} is not known to this model's chat template"
+            raise unsupported(message, "chat_template_kwargs")
     return kwargs | _effort(body.reasoning_effort, manners)
 
 
@@ -58,4 +55,4 @@ def _effort(effort: str | None, manners: ChatManners) -> dict[str, Any]:
         return {"reasoning_effort": effort}
     if effort == "none":
         return {name: False for name in SWITCHES if name in manners.template_variables}
-    raise bad_request("reasoning_effort is not supported with this model", "reasoning_effort", "unsupported_parameter")
+    raise unsupported("reasoning_effort is not supported with this model", "reasoning_effort")

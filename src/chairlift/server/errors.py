@@ -101,6 +101,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
     return ApiError(400, message, param=param, code=code)
 
 
+def unsupported(message: str, param: str) -> ApiError:
+    """The request asks for something that is known and not to be had here."""
+    return bad_request(message, param, "unsupported_parameter")
+
+
 def never_fits(message: str, param: str | None, code: str = "request_too_large") -> ApiError:
     """The request is larger than anything that can be served here."""
     return ApiError(400, message, param=param, code=code, headers=DO_NOT_RETRY)

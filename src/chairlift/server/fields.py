@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.identity import MAX_TENANT_CHARS
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ def refuse_unsupported(content: dict[str, Any], harmless: Mapping[str, tuple[Any
     nothing."""
     for name, value in content.items():
         if name in harmless and value not in harmless[name]:
-            raise bad_request(f"{name} is not supported by this server", name, "unsupported_parameter")
+            raise unsupported(f"{name} is not supported by this server", name)
 
 
 def model_name(content: dict[str, Any]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from chairlift.server.bounds import ROLES
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.protocol import ContentPart, Message, ToolCall
 
 _SAME_ROLES = {"developer": "system"}
@@ -27,8 +27,8 @@ def _template_message(message: Message, field: str) -> dict[str, Any]:
     if message.role not in ROLES:
         raise bad_request(f"{field}.role must be one of {', '.join(ROLES)}", "messages")
     if message.function_call or message.audio:
-        unsupported = "function_call" if message.function_call else "audio"
-        raise bad_request(f"{field}.{unsupported} is not supported by this server", "messages", "unsupported_parameter")
+        name = "function_call" if message.function_call else "audio"
+        raise unsupported(f"{field}.{name} is not supported by this server", "messages")
     if message.tool_calls and message.role != "assistant":
         raise bad_request(f"{field}: only the assistant calls tools", "messages")
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -63,6 +63,6 @@ def _text(content: str | list[ContentPart] | None, field: str) -> str:
 
 def _call(call: ToolCall, field: str) -> dict[str, Any]:
     if call.type not in (None, "function"):
-        raise bad_request(f"{field}.tool_calls: only functions are supported", "messages", "unsupported_parameter")
+        raise unsupported(f"{field}.tool_calls: only functions are supported", "messages")
     function = {"name": call.function.name, "arguments": call.function.arguments}
     return {"type": "function", "function": function} | ({} if call.id is None else {"id": call.id})

@@ -13,7 +13,7 @@ import msgspec
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.structured import StructuredOutputs, structured_outputs
 from chairlift.server.common_fields import CommonFields
-from chairlift.server.errors import ApiError, bad_request, from_invalid
+from chairlift.server.errors import ApiError, bad_request, from_invalid, unsupported
 
 MAX_NAME_CHARS = 64
 
@@ -120,4 +120,4 @@ def _form(fields: Mapping[str, Any], param: str) -> StructuredOutputs:
 
 
 def _unsupported(param: str, what: str) -> ApiError:
-    return bad_request(f"{param}: {what} is not supported by this server", param, "unsupported_parameter")
+    return unsupported(f"{param}: {what} is not supported by this server", param)

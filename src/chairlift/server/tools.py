@@ -11,7 +11,7 @@ import msgspec
 
 from chairlift.core.structured import StructuredOutputs
 from chairlift.server.bounds import MAX_TOOLS
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.ports import ChatManners
 from chairlift.server.protocol import ChatBody, Function, Tool
 from chairlift.server.tool_grammar import forced_calls
@@ -51,9 +51,7 @@ class ToolUse:
         if form is None:
             return None
         if self.form.spelling is None or self.form.spelling.is_bare:
-            raise _unsupported(
-                f"{field} with tools is not supported with this model, unless tool_choice is none", field
-            )
+            raise unsupported(f"{field} with tools is not supported with this model, unless tool_choice is none", field)
         return replace(form, alternative=forced_calls(self.form, self.functions, self.max_calls).grammar)
 
 
@@ -74,13 +72,13 @@ def tool_use(body: ChatBody, manners: ChatManners) -> ToolUse | None:
     if mode == "none":
         return None
     if form is None:
-        raise _unsupported(
+        raise unsupported(
             "tools are not supported with this model: its chat template has no place for them that is known here. "
             "The server can be started with --tool-call-parser json, which tells any model of tools in words.",
             "tools",
         )
     if mode == "auto" and not manners.auto_tool_choice:
-        raise _unsupported("tool_choice auto is turned off: start with --enable-auto-tool-choice", "tool_choice")
+        raise unsupported("tool_choice auto is turned off: start with --enable-auto-tool-choice", "tool_choice")
     max_calls = 1 if body.parallel_tool_calls is False or mode == "named" else None
     return ToolUse(
         told=[_told(function) for function in functions.values()],
@@ -98,7 +96,7 @@ def _functions(tools: Sequence[Tool]) -> dict[str, Function]:
     functions: dict[str, Function] = {}
     for index, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
-            raise _unsupported(f"tools[{index}]: only tools of type function are supported", "tools")
+            raise unsupported(f"tools[{index}]: only tools of type function are supported", "tools")
         name = tool.function.name
         if not _NAME.fullmatch(name):
             raise bad_request(f"tools[{index}].function.name must have 1 to 128 letters, digits or ._:-", "tools")
@@ -139,7 +137,3 @@ def _told(function: Function) -> dict[str, Any]:
     fields = {name: getattr(function, name) for name in ("name", "description", "parameters")}
     told = {name: msgspec.to_builtins(value) for name, value in fields.items() if value is not None}
     return {"type": "function", "function": told}
-
-
-def _unsupported(message: str, param: str) -> ApiError:
-    return bad_request(message, param, "unsupported_parameter")

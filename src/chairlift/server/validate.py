@@ -21,7 +21,7 @@ from chairlift.server.bounds import (
     SERVICE_TIERS,
 )
 from chairlift.server.chat_prompt import chat_prompt
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.fields import (
     MAX_INT,
     check_priority_and_cut,
@@ -159,7 +159,7 @@ def chat(content: dict[str, Any], defaults: Defaults, manners: ChatManners = PLA
     """
     refuse_unsupported(content, HARMLESS_IN_CHATS)
     if content.get("best_of") not in (None, content.get("n") or 1):
-        raise bad_request("best_of is not defined for chats", "best_of", "unsupported_parameter")
+        raise unsupported("best_of is not defined for chats", "best_of")
     return asked_chat(convert(content, ChatBody), defaults, manners)
 
 
@@ -237,8 +237,7 @@ def _presentation(
     if body.stream_options is not None and not stream:
         raise bad_request("stream_options needs stream to be true", "stream_options")
     if body.stream_options is not None and body.stream_options.include_obfuscation:
-        message = "stream_options.include_obfuscation is not supported by this server"
-        raise bad_request(message, "stream_options", "unsupported_parameter")
+        raise unsupported("stream_options.include_obfuscation is not supported by this server", "stream_options")
     check_range("stream_interval", body.stream_interval, 1, MAX_STREAM_INTERVAL)
     usage = bool(body.stream_options and body.stream_options.include_usage)
     return Presentation(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from chairlift.server.anthropic.body import Block, Said
-from chairlift.server.errors import bad_request
+from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.protocol import FunctionCall, Message, ToolCall
 from chairlift.text.messages import MAX_MESSAGES
 
@@ -113,8 +113,7 @@ def _take(block: Block, role: str, turns: _Turns, place: str) -> None:
     elif block.type == "thinking" and role == "assistant":
         turns.of(role).thoughts.append(block.thinking or "")
     else:
-        message = f"{place}: a block of type {block.type[:64]} is not supported here by this server"
-        raise bad_request(message, "messages", "unsupported_parameter")
+        raise _not_here(block, place, "messages")
 
 
 def _text(content: str | list[Block] | None, place: str) -> str:
@@ -126,11 +125,19 @@ def _text(content: str | list[Block] | None, place: str) -> str:
 
 def _text_of(block: Block, place: str) -> str:
     if block.type != "text":
-        message = f"{place}: a block of type {block.type[:64]} is not supported here by this server"
-        raise bad_request(message, place.partition(".")[0].partition("[")[0], "unsupported_parameter")
+        raise _not_here(block, place, _field_of(place))
     if block.text is None:
-        raise bad_request(f"{place}.text must be given", place.partition(".")[0].partition("[")[0])
+        raise bad_request(f"{place}.text must be given", _field_of(place))
     return block.text
+
+
+def _not_here(block: Block, place: str, field: str) -> ApiError:
+    return unsupported(f"{place}: a block of type {block.type[:64]} is not supported here by this server", field)
+
+
+def _field_of(place: str) -> str:
+    """The field of the body in which a place is."""
+    return place.partition(".")[0].partition("[")[0]
 
 
 def _whole(texts: list[str]) -> str:

@@ -17,7 +17,7 @@ from chairlift.server.anthropic.body import (
 )
 from chairlift.server.anthropic.conversation import chat_messages
 from chairlift.server.chat_prompt import SWITCHES
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.fields import MAX_INT, check_range, refuse_unsupported
 from chairlift.server.identity import MAX_TENANT_CHARS
 from chairlift.server.json_body import convert
@@ -108,7 +108,7 @@ def _prompt_chat(body: CountBody, manners: ChatManners) -> ChatBody:
 def _tool(tool: ToolParam, index: int) -> Tool:
     if tool.type not in (None, "custom"):
         message = f"tools[{index}]: a tool of type {tool.type[:64]} is not supported by this server"
-        raise bad_request(message, "tools", "unsupported_parameter")
+        raise unsupported(message, "tools")
     if tool.input_schema is None:
         raise bad_request(f"tools[{index}].input_schema must be given", "tools")
     return Tool(
@@ -136,14 +136,14 @@ def _thought(body: CountBody, manners: ChatManners) -> _Thought:
         return _Thought({} if is_set else dict.fromkeys(switches, False), bool(is_set))
     if asked.type == "disabled":
         if thinks and not switches:
-            raise _unsupported("thinking: this model cannot be kept from it", "thinking")
+            raise unsupported("thinking: this model cannot be kept from it", "thinking")
         return _Thought(dict.fromkeys(switches, False), False)
     if asked.type not in ("enabled", "adaptive"):
-        raise _unsupported(f"thinking: type {asked.type[:64]} is not supported by this server", "thinking")
+        raise unsupported(f"thinking: type {asked.type[:64]} is not supported by this server", "thinking")
     if asked.type == "enabled":
         _check_budget(asked, body)
         if not thinks:
-            raise _unsupported("thinking is not supported with this model", "thinking")
+            raise unsupported("thinking is not supported with this model", "thinking")
     if asked.display not in (None, "summarized", "omitted"):
         raise bad_request("thinking.display must be summarized or omitted", "thinking")
     return _Thought(dict.fromkeys(switches, True), asked.display != "omitted")
@@ -178,14 +178,10 @@ def _user(metadata: dict[str, Any] | None) -> str | None:
     """Whom the client asks for. Agents send names that are longer than tenants' may be; each stands for itself."""
     for name in metadata or ():
         if name != "user_id":
-            raise bad_request(f"metadata: {name[:64]} is not supported by this server", "metadata")
+            raise unsupported(f"metadata: {name[:64]} is not supported by this server", "metadata")
     user = (metadata or {}).get("user_id")
     if user is None:
         return None
     if not isinstance(user, str) or len(user) > MAX_USER_CHARS:
         raise bad_request(f"metadata.user_id must be a text of at most {MAX_USER_CHARS} characters", "metadata")
     return user if len(user) <= MAX_TENANT_CHARS else sha256(user.encode()).hexdigest()
-
-
-def _unsupported(message: str, param: str) -> ApiError:
-    return bad_request(message, param, "unsupported_parameter")

@@ -14,7 +14,7 @@ from chairlift.server.batches.lines import BadLine, BatchRequest, finished_ids, 
 from chairlift.server.batches.records import BatchRecord, Status
 from chairlift.server.batches.store import Store, no_room
 from chairlift.server.batches.turns import Turns
-from chairlift.server.errors import FOR_NOW, ApiError, bad_request
+from chairlift.server.errors import FOR_NOW, ApiError, unsupported
 from chairlift.server.identity import TENANT_HEADERS, Principal
 from chairlift.server.inner import InnerExchange
 
@@ -149,7 +149,7 @@ class Answering:
         """Ask once; what was refused for now, or lost with the engine, goes back to what is to be asked."""
         batch, request, wish = self._batch, line.request, line.wish
         if wish is not None:
-            error = bad_request(f"{wish} is not possible in a batch", wish, "unsupported_parameter")
+            error = unsupported(f"{wish} is not possible in a batch", wish)
             await self._keep_result(request, 400, error.body())
             return
         principal = self._principal()

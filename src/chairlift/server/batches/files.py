@@ -12,7 +12,7 @@ from chairlift.server.batches.disk import sync_folder, write_all
 from chairlift.server.batches.form import MAX_FIELD_BYTES, Part, boundary_of, read_form
 from chairlift.server.batches.records import INPUT, FileRecord, new_file_id
 from chairlift.server.batches.store import Store
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.exchange import ClientGone, Exchange, too_large
 from chairlift.server.query import Query
 from chairlift.server.shapes import encode_json
@@ -216,7 +216,7 @@ def _check_field(name: str, filename: str | None, is_second: bool, fields: dict[
     """Raises a 400 for a field that this form does not have, or has already."""
     if name not in ("file", "purpose"):
         shown = name[:64] if name.isprintable() else "a field"
-        raise bad_request(f"{shown} is not supported by this server", name[:64], "unsupported_parameter")
+        raise unsupported(f"{shown} is not supported by this server", name[:64])
     if (name == "file") != (filename is not None):
         raise bad_request("file must be a file" if name == "file" else "purpose must not be a file", name)
     if is_second or name in fields:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.protocol import FunctionCall, Message, ToolCall
 from chairlift.server.responses.body import ITEM_KINDS, REFUSAL, TEXT_KINDS, InputItem, InputPart, ResponsesBody
 
@@ -132,4 +132,4 @@ def _text(content: str | Sequence[InputPart], field: str) -> str:
 
 
 def _unsupported(what: str) -> ApiError:
-    return bad_request(f"{what}: not supported by this server", "input", "unsupported_parameter")
+    return unsupported(f"{what}: not supported by this server", "input")

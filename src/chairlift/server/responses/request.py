@@ -9,7 +9,7 @@ from typing import Any
 from chairlift.server import validate
 from chairlift.server.common_fields import CommonFields
 from chairlift.server.dialect import Question, renamed
-from chairlift.server.errors import ApiError, bad_request
+from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.fields import MAX_INT, check_range, refuse_unsupported
 from chairlift.server.json_body import convert
 from chairlift.server.ports import ServedText
@@ -171,4 +171,4 @@ def _told_format(form: Any) -> dict[str, Any]:
 
 
 def _unsupported(what: str, param: str) -> ApiError:
-    return bad_request(f"{what}: not supported by this server", param, "unsupported_parameter")
+    return unsupported(f"{what}: not supported by this server", param)
