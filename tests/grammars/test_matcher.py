@@ -108,6 +108,18 @@ def test_src_vllm_38696_at_most_eight_blanks_in_a_row_between_the_parts_of_json(
     assert ord(" ") not in legal(say(follow(json={"type": "array"}, whitespace_pattern=""), "["))
 
 
+@pytest.mark.parametrize(("kind", "ascii_one", "other"), [(r"\d", "3", "٣"), (r"\w", "e", "é")])
+def test_digits_and_letters_are_those_of_all_scripts_but_in_patterns_of_schemas(
+    kind: str, ascii_one: str, other: str
+) -> None:
+    """As in Python, and as in JavaScript."""
+    for one in (ascii_one, other):
+        assert legal(say(follow(regex=kind), one)) == {END, OTHER_END}
+    schema = {"type": "string", "pattern": f"^{kind}$"}
+    assert ord('"') in legal(say(follow(json=schema), f'"{ascii_one}'))
+    assert other.encode()[0] not in legal(say(follow(json=schema), '"'))
+
+
 def test_blanks_inside_a_string_are_its_own_affair() -> None:
     assert ord(" ") in legal(say(follow(json_object=True), '{"a":"' + " " * 30))
 

@@ -248,6 +248,22 @@ def test_a_request_is_one_line_without_its_content(server: RunningServer, caplog
         assert "injected" not in line
 
 
+def test_the_line_of_a_stream_that_failed_says_why(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Its status was sent before; and what was refused names its code once."""
+    caplog.set_level(logging.INFO)
+
+    def logged() -> list[str]:
+        return [r.getMessage() for r in caplog.records if r.name == "chairlift.server" and r.levelname == "INFO"]
+
+    server.request("POST", "/v1/completions", {"prompt": FAIL, "ignore_eos": True, "max_tokens": 9, "stream": True})
+    until(lambda: len(logged()) == 1)
+    server.refused("/v1/completions", {"prompt": "x", "model": "other"})
+    until(lambda: len(logged()) == 2)
+    failed, refused = logged()
+    assert "status=200" in failed and failed.endswith(" code=internal_error")
+    assert refused.endswith(" status=404 code=model_not_found")
+
+
 def test_metrics_have_a_bounded_number_of_series(server: RunningServer) -> None:
     def num_series() -> int:
         text = server.request("GET", "/metrics")[2].decode()

@@ -20,7 +20,10 @@ class RequestLine:
     def __str__(self) -> str:
         exchange = self._exchange
         status = exchange.status if exchange.status is not None else "-"
-        return f"id={exchange.id} route={self._route} status={status} {exchange.note.strip()}".rstrip()
+        note = exchange.note.strip()
+        if exchange.error_code is not None and not note.endswith(f"code={exchange.error_code}"):
+            note += f" code={exchange.error_code}"  # of what ended a stream, whose status was sent long before
+        return f"id={exchange.id} route={self._route} status={status} {note}".rstrip()
 
     def fields(self) -> dict[str, Any]:
         """By the names of the usage log, as far as both have them; `status` is null if the client left before."""
