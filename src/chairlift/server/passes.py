@@ -8,7 +8,7 @@ An item that cannot be read fails by itself where the client allows that; otherw
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,6 +107,20 @@ class Reader:
         return self.client.pass_metrics
 
 
+@dataclass(frozen=True, slots=True)
+class _Admitted:
+    """What has its places, before it is tokenised."""
+
+    job: Job
+    principal: str
+    tenant: str
+    arrival: float
+    ttft_deadline: float | None
+    e2e_deadline: float | None
+    tickets: Sequence[Ticket]
+    """One per item."""
+
+
 MakeJob = Callable[[dict[str, Any], Reader], Job]
 """Raises an ApiError for a body that is wrong in itself."""
 
@@ -155,54 +169,63 @@ class Passes:
         job = await here_or_on(self._pool, partial(self._prepare, body, make_job), inline=inline)
         if exchange.priority is not None:
             job.fields.priority = exchange.priority
-        tenant = tenant_name(exchange.headers, user_name(job.fields))
-        if exchange.used is not None:
-            exchange.used.model = self.reader.served_names[0]
-            exchange.used.tenant = tenant
-        ttft = deadline_s("ttft_deadline_ms", job.fields.ttft_deadline_ms)
-        e2e = deadline_s("e2e_deadline_ms", job.fields.e2e_deadline_ms)
-        deadlines = [None if after is None else arrival + after for after in (ttft, e2e)]
-        with refusals(self.reader.metrics, self._overload_status):
-            tickets = self.reader.admission.admit(
-                exchange.principal.name,
-                [estimated(item, self.reader.max_model_len) for item in job.items],
-                arrival,
-                tenant=tenant,
-                priority=job.fields.priority or 0,
-                ttft_deadline=deadlines[0],
-                e2e_deadline=deadlines[1],
-            )
+        admitted = self._admit(exchange, job, arrival)
         try:
             fitted = await here_or_on(self._pool, partial(self._fit, job), inline=inline)
             if not job.fields.partial:
                 for one in fitted:
                     if isinstance(one, ApiError):
                         raise one
-            asked: list[tuple[Request, Ticket]] = []
-            for ticket, one in zip(tickets, fitted, strict=True):
-                if isinstance(one, ApiError):
-                    self.reader.admission.ended(ticket, arrival)
-                    continue
-                self.reader.admission.tokenised(ticket, len(one.tokens))
-                request = Request(
-                    id=self.reader.client.new_id(),
-                    prompt=one.tokens,
-                    params=NO_SAMPLING,
-                    arrival=arrival,
-                    priority=job.fields.priority or 0,
-                    principal=exchange.principal.name,
-                    tenant=tenant,
-                    ttft_deadline=deadlines[0],
-                    e2e_deadline=deadlines[1],
-                    pooling=replace(job.params, num_first=one.num_first),
-                )
-                asked.append((request, ticket))
+            asked = list(self._requests(admitted, fitted))
             collection = Collection(self.reader.client, fitted, exchange.id)
             await self._collect(exchange, job, collection, asked)
         finally:
             now = self._clock()
-            for ticket in tickets:
+            for ticket in admitted.tickets:
                 self.reader.admission.ended(ticket, now)
+
+    def _admit(self, exchange: Exchange, job: Job, arrival: float) -> _Admitted:
+        """Raises an ApiError if there is no place for it."""
+        principal, tenant = exchange.principal.name, tenant_name(exchange.headers, user_name(job.fields))
+        if exchange.used is not None:
+            exchange.used.model = self.reader.served_names[0]
+            exchange.used.tenant = tenant
+        ttft = deadline_s("ttft_deadline_ms", job.fields.ttft_deadline_ms)
+        e2e = deadline_s("e2e_deadline_ms", job.fields.e2e_deadline_ms)
+        ttft_deadline, e2e_deadline = (None if after is None else arrival + after for after in (ttft, e2e))
+        with refusals(self.reader.metrics, self._overload_status):
+            tickets = self.reader.admission.admit(
+                principal,
+                [estimated(item, self.reader.max_model_len) for item in job.items],
+                arrival,
+                tenant=tenant,
+                priority=job.fields.priority or 0,
+                ttft_deadline=ttft_deadline,
+                e2e_deadline=e2e_deadline,
+            )
+        return _Admitted(job, principal, tenant, arrival, ttft_deadline, e2e_deadline, tickets)
+
+    def _requests(self, admitted: _Admitted, fitted: Sequence[Passage | ApiError]) -> Iterator[tuple[Request, Ticket]]:
+        """One for each item that can be read; the others give their places back."""
+        job = admitted.job
+        for ticket, one in zip(admitted.tickets, fitted, strict=True):
+            if isinstance(one, ApiError):
+                self.reader.admission.ended(ticket, admitted.arrival)
+                continue
+            self.reader.admission.tokenised(ticket, len(one.tokens))
+            request = Request(
+                id=self.reader.client.new_id(),
+                prompt=one.tokens,
+                params=NO_SAMPLING,
+                arrival=admitted.arrival,
+                priority=job.fields.priority or 0,
+                principal=admitted.principal,
+                tenant=admitted.tenant,
+                ttft_deadline=admitted.ttft_deadline,
+                e2e_deadline=admitted.e2e_deadline,
+                pooling=replace(job.params, num_first=one.num_first),
+            )
+            yield request, ticket
 
     def _prepare(self, body: bytes, make_job: MakeJob) -> Job:
         content = read_object(body)
