@@ -106,6 +106,13 @@ def test_a_frame_says_how_it_is() -> None:
     assert any(line.startswith("x ") and line.endswith("length") for line in lines)
 
 
+@pytest.mark.parametrize("before", ["", "cmpl-", "chatcmpl-", "msg_", "resp_"])
+def test_ids_are_shown_without_what_their_api_puts_before_them(before: str) -> None:
+    live = told(num_ended=1)
+    live.ended[0].id = before + "x_cmpl-1"
+    assert any(line.startswith("x_cmpl-1 ") for line in text(frame(live, "", 80, 24)))
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_a_frame_fits_whatever_is_in_it(seed: int) -> None:
     rng = random.Random(seed)

@@ -31,6 +31,7 @@ _NUM_ENDED = 4
 _NARROW, _WIDE = 78, 90
 _NUM_QUEUED = 3
 _NAME, _REQUEST = 18, 22
+_BEFORE_IDS = ("chatcmpl-", "cmpl-", "msg_", "resp_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +239,10 @@ def _fitted(line: Line, width: int) -> Line:
 
 
 def _short(request_id: str | None) -> str:
-    return "?" if request_id is None else request_id.removeprefix("chatcmpl-").removeprefix("cmpl-")
+    """An id without what its API puts before it."""
+    if request_id is None:
+        return "?"
+    return request_id.removeprefix(next((one for one in _BEFORE_IDS if request_id.startswith(one)), ""))
 
 
 def _bar(share: float, width: int, style: str) -> Line:
