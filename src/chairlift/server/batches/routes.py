@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -12,21 +12,19 @@ from chairlift.server.batches.batches import MAX_LISTED as MOST_BATCHES
 from chairlift.server.batches.batches import UNSUPPORTED, BatchBody
 from chairlift.server.batches.files import MAX_LISTED as MOST_FILES
 from chairlift.server.batches.records import INPUT
+from chairlift.server.batches.service import BatchService
 from chairlift.server.batches.told import BatchList, BatchTold, DeletedFile, FileList, FileTold
 from chairlift.server.bounds import tells
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import Exchange
 from chairlift.server.route import Endpoint, Operation, Parameter, Route, at
 
-if TYPE_CHECKING:
-    from chairlift.server.batches.service import BatchService
-
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 
 _TAG = "Batches"
 _PURPOSE = Parameter("purpose", str, "Only files for this.")
 
-Serve = Callable[["BatchService", Exchange], Awaitable[None]]
+Serve = Callable[[BatchService, Exchange], Awaitable[None]]
 
 
 def batch_routes(service: Callable[[], BatchService | None]) -> Iterator[Route]:
