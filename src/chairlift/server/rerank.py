@@ -104,11 +104,7 @@ def score(content: dict[str, Any], reader: Reader) -> Job:
         raise bad_request(f"{names[0]} must be one text, or as many as {names[1]} has", names[0])
 
     def write(scores: list[Scored], envelope: Envelope) -> bytes:
-        data = [
-            {"index": i, "object": "score"}
-            | ({"error": error_json(one)} if isinstance(one, ApiError) else {"score": one})
-            for i, one in enumerate(scores)
-        ]
+        data = [{"index": i, "object": "score"} | _scored("score", one) for i, one in enumerate(scores)]
         return encode_json(
             {
                 "id": f"score-{envelope.id}",
@@ -145,30 +141,40 @@ def _job(
     """
     if len(pairs) > MAX_ITEMS:  # of pairs, not of texts: the same two a million times are few texts and much work
         raise never_fits(f"at most {MAX_ITEMS} pairs are scored at once", name(1, 0).partition("[")[0])
-    if reader.labels and sum(len(one) + len(two) for one, two in pairs) > MAX_PAIR_CHARS:
+    if not reader.labels:
+        return _cosines(fields, pairs, name, write)
+    if sum(len(one) + len(two) for one, two in pairs) > MAX_PAIR_CHARS:
         raise never_fits(
             f"the pairs have more than {MAX_PAIR_CHARS} characters, counting a text in each pair that it is part of",
             name(0, 0).partition("[")[0],
         )
-    if reader.labels:
-        if len(reader.labels) != 1:
-            raise bad_request(
-                f"this model tells {len(reader.labels)} labels apart and scores no pairs: use /classify",
-                "model",
-                "unsupported_task",
-            )
-
-        def scores(outcomes: list[Outcome]) -> list[Scored]:
-            return [one if isinstance(one, ApiError) else numbers(one)[0] for one in outcomes]
-
-        items: list[Item] = list(pairs)
-        return Job(
-            items=items,
-            params=PoolingParams("classify", activate=activate),
-            fields=fields,
-            name=lambda i: name(1, i),
-            write=lambda outcomes, envelope: write(scores(outcomes), envelope),
+    if len(reader.labels) != 1:
+        raise bad_request(
+            f"this model tells {len(reader.labels)} labels apart and scores no pairs: use /classify",
+            "model",
+            "unsupported_task",
         )
+
+    def scores(outcomes: list[Outcome]) -> list[Scored]:
+        return [one if isinstance(one, ApiError) else numbers(one)[0] for one in outcomes]
+
+    items: list[Item] = list(pairs)
+    return Job(
+        items=items,
+        params=PoolingParams("classify", activate=activate),
+        fields=fields,
+        name=lambda i: name(1, i),
+        write=lambda outcomes, envelope: write(scores(outcomes), envelope),
+    )
+
+
+def _cosines(
+    fields: PassFields,
+    pairs: list[tuple[str, str]],
+    name: Callable[[int, int], str],
+    write: Callable[[list[Scored], Envelope], bytes],
+) -> Job:
+    """The texts of pairs, each once, whose vectors are compared."""
     places: dict[str, int] = {}
     names: list[str] = []
     for i, pair in enumerate(pairs):
@@ -194,6 +200,11 @@ def _job(
     )
 
 
+def _scored(name: str, one: Scored) -> dict[str, Any]:
+    """A score by the name that its API gives it, or what was wrong."""
+    return {"error": error_json(one)} if isinstance(one, ApiError) else {name: one}
+
+
 def _ranked(scores: list[Scored]) -> list[int]:
     """Places by score, the best first; those without one come last."""
 
@@ -207,9 +218,7 @@ def _ranked(scores: list[Scored]) -> list[int]:
 def _write_documents(body: RerankBody, texts: list[str], scores: list[Scored], envelope: Envelope) -> bytes:
     results: list[dict[str, Any]] = []
     for i in _ranked(scores)[: body.top_n or None]:
-        one = scores[i]
-        result: dict[str, Any] = {"index": i}
-        result |= {"error": error_json(one)} if isinstance(one, ApiError) else {"relevance_score": one}
+        result: dict[str, Any] = {"index": i} | _scored("relevance_score", scores[i])
         if body.return_documents is not False:
             result["document"] = {"text": texts[i]}
         results.append(result)
@@ -226,9 +235,7 @@ def _write_documents(body: RerankBody, texts: list[str], scores: list[Scored], e
 def _write_texts(body: RerankBody, texts: list[str], scores: list[Scored], envelope: Envelope) -> bytes:
     results: list[dict[str, Any]] = []
     for i in _ranked(scores):
-        one = scores[i]
-        result: dict[str, Any] = {"index": i}
-        result |= {"error": error_json(one)} if isinstance(one, ApiError) else {"score": one}
+        result: dict[str, Any] = {"index": i} | _scored("score", scores[i])
         if body.return_text:
             result["text"] = texts[i]
         results.append(result)
