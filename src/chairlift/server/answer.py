@@ -161,6 +161,13 @@ class Answer:
         self.used.client_left = self.client_left
         self.used.expect(sum(self._client.abort(request_id, self.used.add_late) for request_id in self._ids))
 
+    def forget(self) -> None:
+        """Let go of what was collected: nothing will be read any more. Answers and their choices know each other, and
+        what they keep would else stay until somebody looks for garbage."""
+        self._collected.clear()
+        self._readers.clear()
+        self._asked = ()
+
     def _choice(self, asked: Asked, index: int, text: TokenText) -> Choice:
         reader = None if asked.open_reader is None else asked.open_reader()
         if reader is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from uvicorn.config import Config
@@ -18,6 +19,7 @@ from uvicorn.server import ServerState
 from chairlift.server.anthropic.errors import error_body, is_theirs
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ABORT, ABORT_EXTENSION, too_large
+from chairlift.server.paced import Paced
 
 LINGER_S = 1.0
 """How long a client that was turned away may take to read why, before the connection is cut."""
@@ -64,10 +66,13 @@ class LimitedConnection(HttpToolsProtocol):
         _loop: asyncio.AbstractEventLoop | None = None,
         *,
         limits: ConnectionLimits,
+        paced: Paced,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.access_log = False  # the app writes one line for each request, when it is over
         self._limits = limits
+        self._paced = paced
+        """Where those that ran out of time wait for each other."""
         self._receiving = False
         self._in_head = False
         self._num_raw_bytes = 0
@@ -212,19 +217,24 @@ class LimitedConnection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
-        self.loop.call_later(LINGER_S, self.transport.abort)
+        self.loop.call_later(LINGER_S, self._paced.call, self.transport.abort)
 
     # ------------------------------------------------------------ deadlines
 
     def _start_receive_timer(self) -> None:
-        self._receive_timer = self.loop.call_later(self._limits.receive_timeout_s, self._not_received)
+        self._receive_timer = self.loop.call_later(self._limits.receive_timeout_s, self._is_late)
 
     def _stop_receive_timer(self) -> None:
         if self._receive_timer is not None:
             self._receive_timer.cancel()
             self._receive_timer = None
 
-    def _not_received(self) -> None:
+    def _is_late(self) -> None:
+        self._paced.call(partial(self._not_received, self._receive_timer))
+
+    def _not_received(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._receive_timer is not timer:
+            return  # it arrived while others had their turn
         self._receive_timer = None
         if self._is_upload and self._receiving and not self.cycle.response_started:
             # It may take as long as it takes, if it goes on; while it waits for our disk, it need not.

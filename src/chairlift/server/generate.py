@@ -219,6 +219,7 @@ class Generation:
             self._answers.discard(answer)
             answer.leave()
             exchange.note = answer.summary(admitted.arrival, self._clock())
+            answer.forget()
 
     def _answer(self, exchange: Exchange, fitted: Fitted, question: Question) -> tuple[Answer, list[Asked]]:
         asked, show = fitted.asked, fitted.asked.show

@@ -17,7 +17,9 @@ from chairlift.server.app import App
 from chairlift.server.batches.files import FORM_BYTES
 from chairlift.server.batches.routes import FILES_PATH
 from chairlift.server.connection import ConnectionLimits, LimitedConnection
+from chairlift.server.garbage import Garbage
 from chairlift.server.options import ServerOptions
+from chairlift.server.paced import Acceptor, Paced
 from chairlift.server.unix_socket import bind_path
 
 _BACKLOG = 2048
@@ -66,13 +68,14 @@ class _Uvicorn(uvicorn.Server):
         loop = asyncio.get_running_loop()
         make: Any = self.config.http_protocol_class
         factory = partial(make, config=self.config, server_state=self.server_state, app_state={})
-        tls: dict[str, Any] = {"ssl": self._context, "backlog": _BACKLOG}
+        tls: dict[str, Any] = {"ssl": self._context}
         if self._context is not None:
             tls |= {"ssl_handshake_timeout": self._receive_timeout_s, "ssl_shutdown_timeout": _CLOSE_TIMEOUT_S}
-        self.servers = []
-        for sock in sockets or ():
-            listen: Any = loop.create_unix_server if sock.family is socket.AF_UNIX else loop.create_server
-            self.servers.append(await listen(factory, sock=sock, **tls))
+        connect = partial(loop.connect_accepted_socket, factory, **tls)
+        acceptors: list[Any] = [
+            Acceptor(sock, connect) for sock in sockets or ()
+        ]  # all that uvicorn does is close them
+        self.servers = acceptors
         self.started = True
 
     @contextlib.contextmanager
@@ -98,7 +101,7 @@ class HttpServer:
             receive_timeout_s=options.receive_timeout_s,
             write_timeout_s=options.write_timeout_s,
         )
-        make_connection: Any = partial(LimitedConnection, limits=limits)
+        make_connection: Any = partial(LimitedConnection, limits=limits, paced=Paced())
         config = uvicorn.Config(
             app,
             http=make_connection,
@@ -114,6 +117,7 @@ class HttpServer:
             timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
         )
         self._server = _Uvicorn(config, context, options.receive_timeout_s)
+        self._garbage = Garbage()
         self._sock = sock
         self._task: asyncio.Task[None] | None = None
 
@@ -129,6 +133,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Listen; returns when connections are taken."""
+        self._garbage.start()
         self._task = asyncio.create_task(self._server.serve(sockets=[self._sock]))
         while not self._server.started:
             if self._task.done():
@@ -137,6 +142,7 @@ class HttpServer:
 
     async def stop(self) -> None:
         """Close the socket and every connection; those still being answered get a moment."""
+        self._garbage.stop()
         self._server.should_exit = True
         if self._task is not None:
             await self._task
