@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
+
+from chairlift.metrics.families import by_label, counter, gauge
 
 UNFINISHED = ("validating", "in_progress", "finalizing", "cancelling")
 """Statuses of batches that have not ended."""
@@ -33,29 +35,16 @@ class BatchMetrics:
         for status, num_requests in self._unfinished():
             num_batches[status] += 1
             num_open += num_requests
-        names, values = tuple(self._labels), tuple(self._labels.values())
+        waiting = max(0, num_open - self.num_running)
         for name, text, value in (
-            (
-                "chairlift:num_batch_requests_waiting",
-                "Requests of batches that wait for their turn.",
-                max(0, num_open - self.num_running),
-            ),
+            ("chairlift:num_batch_requests_waiting", "Requests of batches that wait for their turn.", waiting),
             ("chairlift:num_batch_requests_running", "Requests of batches that have their turn.", self.num_running),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=names)
-            gauge.add_metric(values, value)
-            yield gauge
-        batches = GaugeMetricFamily(
-            "chairlift:num_batches", "Batches that have not ended, by status.", labels=(*names, "status")
-        )
-        for status, count in num_batches.items():
-            batches.add_metric((*values, status), count)
-        yield batches
+            yield gauge(name, text, self._labels, [((), value)])
+        text = "Batches that have not ended, by status."
+        yield gauge("chairlift:num_batches", text, self._labels, by_label(num_batches.items()), ("status",))
         for name, text, counts in (
             ("chairlift:batch_requests_finished", "Requests of batches that ended, by how.", self.num_finished),
             ("chairlift:batches_finished", "Batches that ended, by how.", self.num_batches_finished),
         ):
-            family = CounterMetricFamily(name, text, labels=(*names, "outcome"))
-            for outcome, count in counts.items():
-                family.add_metric((*values, outcome), count)
-            yield family
+            yield counter(name, text, self._labels, by_label(counts.items()), ("outcome",))

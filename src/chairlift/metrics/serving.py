@@ -15,21 +15,17 @@ Definitions (all times on the machine's monotonic clock; the request's arrival i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 
 from chairlift.core.admission import RefusalReason
 from chairlift.core.explain import missed
 from chairlift.core.types import EngineStats, Finish, FinishReason, WaitReason
 from chairlift.metrics import buckets
+from chairlift.metrics.families import by_label, counter, gauge
 from chairlift.metrics.histogram import Histogram
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -218,31 +214,24 @@ class ServingMetrics:
                 stats.max_prefill_tokens,
             ),
         ):
-            gauge = GaugeMetricFamily(name, text, labels=tuple(self.labels))
-            gauge.add_metric(tuple(self.labels.values()), value)
-            yield gauge
+            yield gauge(name, text, self.labels, [((), value)])
         waiting = {reason: stats.waiting_by_reason.get(reason, 0) for reason in WaitReason}
         num_deferred = sum(waiting[reason] for reason in DEFERRED)
-        yield self._by_reason(
+        yield gauge(
             "vllm:num_requests_waiting_by_reason",
             "Waiting sequences: for room (capacity), or for others though there is room (deferred).",
-            {"capacity": sum(waiting.values()) - num_deferred, "deferred": num_deferred},
+            self.labels,
+            by_label((("capacity", sum(waiting.values()) - num_deferred), ("deferred", num_deferred))),
+            ("reason",),
         )
-        yield self._by_reason(
-            "chairlift:num_requests_waiting_by_reason", "Waiting sequences by what keeps them.", waiting
+        yield gauge(
+            "chairlift:num_requests_waiting_by_reason",
+            "Waiting sequences by what keeps them.",
+            self.labels,
+            by_label(waiting.items()),
+            ("reason",),
         )
-        info = self.labels | self._cache
-        shape = GaugeMetricFamily("vllm:cache_config_info", "Shape of the key/value cache.", labels=tuple(info))
-        shape.add_metric(tuple(info.values()), 1)
-        yield shape
-
-    def _by_reason(
-        self, name: str, text: str, values: Mapping[str, float] | Mapping[WaitReason, float]
-    ) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, text, labels=(*self.labels, "reason"))
-        for reason, value in values.items():
-            family.add_metric((*self.labels.values(), str(reason)), value)
-        return family
+        yield gauge("vllm:cache_config_info", "Shape of the key/value cache.", self.labels | self._cache, [((), 1)])
 
     def _counters(self) -> Iterator[Metric]:
         stats = self._counted()
@@ -273,35 +262,33 @@ class ServingMetrics:
             ("chairlift:disconnects", "Requests whose client left before the end.", self.num_disconnects),
             ("chairlift:slow_readers", "Requests ended because their client did not read.", self.num_slow_readers),
         ):
-            yield self._family(name, text, (), [((), value)])
-        sources = [((source,), count) for source, count in self.num_prompt_tokens_by_source.items()]
-        yield self._family("vllm:prompt_tokens_by_source", "Prompt tokens by where from.", ("source",), sources)
-        finished = [((reason.value,), count) for reason, count in self.num_finished.items()]
-        yield self._family("vllm:request_success", "Choices ended, by reason.", ("finished_reason",), finished)
-        blocked = [((reason.value,), stats.waited_s.get(reason, 0.0)) for reason in WaitReason]
-        yield self._family(
-            "chairlift:queue_blocked_seconds",
-            "Seconds in which somebody waited, by what kept the head of the queue.",
-            ("reason",),
-            blocked,
-        )
-        exceeded = [((kind,), count) for kind, count in self.num_deadlines_exceeded.items()]
-        yield self._family(
-            "chairlift:deadline_exceeded", "Choices whose first token or end came too late.", ("kind",), exceeded
-        )
-        rejections = [((refusal.value,), count) for refusal, count in self.num_rejections.items()]
-        yield self._family("vllm:admission_rejections", "Requests refused for now, by reason.", ("reason",), rejections)
+            yield counter(name, text, self.labels, [((), value)])
+        blocked = {reason: stats.waited_s.get(reason, 0.0) for reason in WaitReason}
+        for name, text, label, values in (
+            (
+                "vllm:prompt_tokens_by_source",
+                "Prompt tokens by where from.",
+                "source",
+                self.num_prompt_tokens_by_source,
+            ),
+            ("vllm:request_success", "Choices ended, by reason.", "finished_reason", self.num_finished),
+            (
+                "chairlift:queue_blocked_seconds",
+                "Seconds in which somebody waited, by what kept the head of the queue.",
+                "reason",
+                blocked,
+            ),
+            (
+                "chairlift:deadline_exceeded",
+                "Choices whose first token or end came too late.",
+                "kind",
+                self.num_deadlines_exceeded,
+            ),
+            ("vllm:admission_rejections", "Requests refused for now, by reason.", "reason", self.num_rejections),
+        ):
+            yield counter(name, text, self.labels, by_label(values.items()), (label,))
         responses = [((route, str(status)), count) for (route, status), count in sorted(self._responses.items())]
-        yield self._family("chairlift:http_responses", "HTTP responses.", ("route", "status"), responses)
-
-    def _family(
-        self, name: str, text: str, labels: tuple[str, ...], series: Iterable[tuple[tuple[str, ...], float]]
-    ) -> CounterMetricFamily:
-        """A counter whose series have these values of `labels` besides the common ones."""
-        family = CounterMetricFamily(name, text, labels=(*self.labels, *labels))
-        for values, value in series:
-            family.add_metric((*self.labels.values(), *values), value)
-        return family
+        yield counter("chairlift:http_responses", "HTTP responses.", self.labels, responses, ("route", "status"))
 
     def _histograms(self) -> Iterator[Metric]:
         for name, text, histogram in (
