@@ -171,6 +171,7 @@ def test_a_server_with_keys_asks_for_one(tab: Tab) -> None:
             tab.click("#keys button[type=submit]")
             tab.until("document.documentElement.dataset.drawn" if is_known else "document.querySelector('#keys').open")
         assert "Nobody is being served." in tab.text("#live")
+        assert tab.text("#live").count("None that is remembered.") == 2  # nobody claims that nobody ever asked
         tab.type("textarea[name=message]", "hello")
         tab.click("form.ask button[type=submit]")
         tab.until("document.querySelector('#keys').open")

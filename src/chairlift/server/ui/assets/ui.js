@@ -314,7 +314,7 @@
     groupTable.box.hidden = endedTable.box.hidden = live.sees === "none";
     groupTable.fill("Tenants", "in flight, and of the last requests", live.groups.map((group) => el("tr", {},
       nameCell(groupName(group), "who"), cell(count(group.running)), cell(count(group.waiting)), cell(count(group.ended), "minor"),
-      cell(count(group.failed), group.failed ? "bad minor" : "minor"), cell(count(group.output_tokens)), cell(time(group.ttft_p50_s)), cell(time(group.ttft_p99_s)))), "Nobody has asked yet.");
+      cell(count(group.failed), group.failed ? "bad minor" : "minor"), cell(count(group.output_tokens)), cell(time(group.ttft_p50_s)), cell(time(group.ttft_p99_s)))), "None that is remembered.");
     const known = new Set();
     const rows = live.ended.map((one) => {
       let key = `${one.id}/${one.total_s}/${one.output_tokens}`;
