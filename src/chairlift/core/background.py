@@ -1,9 +1,10 @@
 """The background: requests that run on what others leave, however many of them there are.
 
 By itself it may use everything. As soon as anybody else is there, waiting or running, only a few of its sequences keep
-their slots, and a step holds little of their prompts; while others lack slots or blocks, none of it has any. What is
-taken away goes on later where it was, like after any preemption. It never ages: it has all day. Since whoever comes
-waits for the step that is under way, its own steps hold a part of the prompts that a step may hold.
+their slots, and a step holds little of their prompts; while others lack slots or blocks, or beside a controller time,
+none of it has any. What is taken away goes on later where it was, like after any preemption. It never ages: it has all
+day. Since whoever comes waits for the step that is under way, its own steps hold a part of the prompts that a step may
+hold. A held batch is computed to its end, whoever is in it.
 """
 
 from __future__ import annotations

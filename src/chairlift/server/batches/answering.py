@@ -9,8 +9,8 @@ from functools import partial
 
 from chairlift.core.types import BACKGROUND_PRIORITY
 from chairlift.metrics.batches import BatchMetrics
-from chairlift.server.batches.content import InputLine, append_results, read_input
-from chairlift.server.batches.lines import BadLine, BatchRequest, finished_ids, result_line
+from chairlift.server.batches.content import InputLine, append_results, read_input, results_in
+from chairlift.server.batches.lines import BadLine, BatchRequest, result_line
 from chairlift.server.batches.records import BatchRecord, Status
 from chairlift.server.batches.store import Store, no_room
 from chairlift.server.batches.turns import Turns
@@ -221,7 +221,7 @@ async def recount(store: Store, batch: BatchRecord) -> set[str]:
     """
     paths = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
     try:
-        answered, failed = await store.on_disk(lambda: [finished_ids(path) for path in paths], in_order=True)
+        answered, failed = await store.on_disk(lambda: [results_in(path) for path in paths], in_order=True)
     except BadLine as error:
         raise ApiError(500, f"The results are damaged at line {error.number}.", code="disk_error") from None
     batch.num_completed, batch.num_failed = len(answered), len(failed)

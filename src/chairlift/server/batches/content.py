@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from chairlift.server.batches.disk import append_lines
+from chairlift.server.batches.disk import append_lines, open_file, open_to_read
 from chairlift.server.batches.lines import (
     BadLine,
     BatchRequest,
@@ -43,7 +44,7 @@ def check_input(path: Path, endpoint: str, limits: BatchLimits) -> tuple[int, li
     """How many requests there are in a file, and what is wrong with it."""
     seen: set[str] = set()
     errors: list[LineError] = []
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         for number, one in enumerate(scan_requests(file, (endpoint,), limits.max_line_bytes), 1):
             if number > limits.max_lines:
                 errors.append(LineError("too_many_requests", f"A batch has at most {limits.max_lines} requests."))
@@ -67,7 +68,7 @@ def check_input(path: Path, endpoint: str, limits: BatchLimits) -> tuple[int, li
 def read_input(path: Path, offset: int, endpoint: str, limits: BatchLimits) -> tuple[list[InputLine], int, bool]:
     """The next lines of an input that was checked, where to read on, and whether that was all."""
     found: list[InputLine] = []
-    with path.open("rb") as file:
+    with open_to_read(path) as file:
         file.seek(offset)
         for request in read_requests(file, (endpoint,), limits.max_line_bytes):
             found.append(InputLine(request, num_answers(request.body), unmet_wish(request.body)))
@@ -78,7 +79,19 @@ def read_input(path: Path, offset: int, endpoint: str, limits: BatchLimits) -> t
 
 def sizes(paths: Iterable[Path]) -> list[int]:
     """Bytes of each file; 0 where there is none."""
-    return [path.stat().st_size if path.exists() else 0 for path in paths]
+    return [path.stat().st_size if path.is_file() and not path.is_symlink() else 0 for path in paths]
+
+
+def results_in(path: Path) -> set[str]:
+    """The requests that have their result in a file, if there is one. A last line that was cut off is removed.
+
+    Raises:
+        BadLine: the file is not a file of results; nothing was changed.
+        OSError: it cannot be used.
+    """
+    if path.is_symlink() or path.exists():
+        os.close(open_file(path, os.O_RDWR))
+    return finished_ids(path)
 
 
 def append_results(output: Path, errors: Path, results: list[tuple[bool, bytes]]) -> None:
@@ -91,10 +104,10 @@ def append_results(output: Path, errors: Path, results: list[tuple[bool, bytes]]
 
 def append_unanswered(source: Path, output: Path, errors: Path, endpoint: str, limits: BatchLimits) -> int:
     """A result for every request that has none, since its time is over; gives their number."""
-    done = finished_ids(output) | finished_ids(errors)
+    done = results_in(output) | results_in(errors)
     message = "This request could not be executed before the completion window expired."
     num_requests, lines = 0, []
-    with source.open("rb") as file:
+    with open_to_read(source) as file:
         for request in read_requests(file, (endpoint,), limits.max_line_bytes):
             if request.custom_id not in done:
                 lines.append(unanswered_line(request.custom_id, "batch_expired", message))

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 from chairlift.core.errors import InvalidOption
 
 _ONLY_THE_OWNER = 0o600
 PART = ".part"
 """Ends the names of files that are being written; what is left of them after a crash is nothing."""
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a file that is in the folder under this very name.
+
+    Whatever else has taken its place is not used: a link leads out of the folder, and a pipe holds up who opens it.
+
+    Raises:
+        OSError: it cannot be opened, or it is no file.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, _ONLY_THE_OWNER)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return fd
+
+
+def open_to_read(path: Path) -> IO[bytes]:
+    """The same, to be read."""
+    return os.fdopen(open_file(path, os.O_RDONLY), "rb")
 
 
 def replace_file(path: Path, data: bytes) -> None:
@@ -22,7 +45,7 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     part = path.with_name(path.name + PART)
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _ONLY_THE_OWNER)
+        fd = open_file(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             write_all(fd, data)
             os.fsync(fd)
@@ -58,7 +81,7 @@ def append_lines(path: Path, lines: Sequence[bytes]) -> int:
         OSError: none of them is there.
     """
     data = b"".join(lines)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _ONLY_THE_OWNER)
+    fd = open_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
         end = os.fstat(fd).st_size
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import IO
 
-from chairlift.server.batches.disk import sync_folder, write_all
+from chairlift.server.batches.disk import open_file, open_to_read, sync_folder, write_all
 from chairlift.server.batches.form import MAX_FIELD_BYTES, Part, boundary_of, read_form
 from chairlift.server.batches.records import INPUT, FileRecord, new_file_id
 from chairlift.server.batches.store import Store
@@ -136,7 +136,7 @@ class Files:
         file = self._file(exchange)
         path = self._store.content_path(file.id)
         await exchange.body(FORM_BYTES)
-        content: IO[bytes] = await self._store.on_disk(lambda: path.open("rb"))
+        content: IO[bytes] = await self._store.on_disk(partial(open_to_read, path))
         watcher = asyncio.create_task(exchange.left())
         try:
             num_left = file.num_bytes
@@ -192,7 +192,7 @@ class _Upload:
 
     def _write(self, data: bytes, is_last: bool) -> None:
         if self._fd is None:
-            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._fd = open_file(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         write_all(self._fd, data)
         if is_last:
             os.fsync(self._fd)

@@ -223,6 +223,9 @@ class Runner:
             await recount(store, batch)
         except ApiError as error:
             _note(batch, _told(error))
+        if batch.ends_as == "completed" and batch.num_unanswered:
+            _note(batch, LineError("disk_error", f"{batch.num_unanswered} results were written and are gone."))
+            batch.ends_as = "failed"
         await store.save(batch)
         num_expired = await self._answer_expired(batch) if batch.ends_as == "expired" else 0
         await self._add_results(batch)

@@ -119,7 +119,8 @@ class Store:
                 _log.error("the content of %s is gone", file.id)
         written = {one for batch in self.unfinished() for one in (batch.output_file_id, batch.error_file_id)}
         for path in files.iterdir() if not num_bad + num_bad_files else ():
-            if is_file_id(path.name) and path.name not in self.files and path.name not in written:
+            is_ours = is_file_id(path.name) and (path.is_symlink() or path.is_file())
+            if is_ours and path.name not in self.files and path.name not in written:
                 path.unlink()  # an upload that was cut off, or a file whose deletion was
         for batch in self.unfinished():
             for file_id in (batch.output_file_id, batch.error_file_id):
