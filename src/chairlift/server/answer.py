@@ -12,10 +12,11 @@ from chairlift.core.tickets import Ticket
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice
-from chairlift.server.client import Choice, EngineClient
+from chairlift.server.client import EngineClient
 from chairlift.server.dialect import Dialect
 from chairlift.server.errors import ApiError, deadline_exceeded, internal, unavailable
 from chairlift.server.explanations import explained
+from chairlift.server.listener import Choice
 from chairlift.server.logs import ABOUT
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText

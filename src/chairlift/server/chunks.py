@@ -11,9 +11,9 @@ from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server import validate
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, OnEnd, StreamedChoice
-from chairlift.server.client import Choice
 from chairlift.server.dialect import Heading, Question
 from chairlift.server.errors import ApiError
+from chairlift.server.listener import Choice
 from chairlift.server.logprobs import token_text
 from chairlift.server.message_parts import delta
 from chairlift.server.outlet import Outlet

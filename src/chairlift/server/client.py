@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from chairlift.core.admission import Admission
 from chairlift.core.tickets import Ticket
-from chairlift.core.types import Finish, FinishReason, LimitChange, Request, TokenLogprob
+from chairlift.core.types import Finish, FinishReason, LimitChange, Request
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.metrics.several import Counted, render_all
 from chairlift.server.encoder_side import EncoderSide
 from chairlift.server.errors import RETRY_AFTER_S, ApiError, bad_request, internal, never_fits, unavailable
 from chairlift.server.explanations import Explanations
+from chairlift.server.listener import InFlight, Listener
 from chairlift.server.logs import ABOUT
 from chairlift.server.ui.recent import Recent
 from chairlift.wire import (
@@ -45,80 +46,6 @@ from chairlift.wire import (
 _log = logging.getLogger("chairlift.server")
 
 _HEADER_BYTES = 4
-
-
-class Choice(Protocol):
-    """One answer in the making."""
-
-    heard: float | None
-    """When its last token came, on the worker's clock; kept by the client."""
-    push: Callable[[int], None]
-    """Takes the next token. An attribute, so that a choice may change what it does with them."""
-
-    def score(self, logprob: TokenLogprob) -> None:
-        """Takes the score of a token that will be pushed."""
-        ...
-
-    def hold(self) -> None:
-        """The tokens pushed from now on are its last, and the very last ended it by being what it is."""
-        ...
-
-    def finish(self, finish: Finish) -> None: ...
-
-
-class Listener(Protocol):
-    """Who asked for one request."""
-
-    @property
-    def choices(self) -> Sequence[Choice]: ...
-
-    @property
-    def request_id(self) -> str:
-        """What the log calls its request."""
-        ...
-
-    def score_prompt(self, logprobs: list[TokenLogprob]) -> None: ...
-
-    def fail(self, error: ApiError) -> None:
-        """Nothing more will come for this request."""
-        ...
-
-
-class _Live:
-    """A request in the worker's hands."""
-
-    __slots__ = (
-        "admission",
-        "arrival",
-        "choices",
-        "listener",
-        "max_output_tokens",
-        "num_open",
-        "num_prompt_tokens",
-        "on_vector",
-        "prefilled",
-        "ticket",
-    )
-
-    def __init__(
-        self,
-        request: Request,
-        listener: Listener,
-        ticket: Ticket | None,
-        admission: Admission,
-        on_vector: Callable[[bytes], None] | None,
-    ) -> None:
-        self.listener = listener
-        self.admission = admission
-        self.on_vector = on_vector
-        self.choices = listener.choices
-        self.num_open = request.n
-        self.max_output_tokens = 0
-        """Of those of its choices that ended."""
-        self.arrival = request.arrival
-        self.num_prompt_tokens = len(request.prompt)
-        self.prefilled = False
-        self.ticket = ticket
 
 
 class EngineClient(asyncio.Protocol):
@@ -165,7 +92,7 @@ class EngineClient(asyncio.Protocol):
         """The side of an encoder whose engine is beside another one's."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, InFlight] = {}
         self._leaving: dict[int, tuple[Callable[[Finish | None], None], int]] = {}
         """Who wants to know how an aborted request ended, and how many of its choices have not."""
         self._watched: asyncio.Future[Watched] | None = None
@@ -219,7 +146,7 @@ class EngineClient(asyncio.Protocol):
         if self.metrics is None or not self._send(Add(request)):
             raise self.not_running()
         admission = self.admission if request.pooling is None else self.pass_admission
-        self._live[request.id] = _Live(request, listener, ticket, admission, on_vector)
+        self._live[request.id] = InFlight(request, listener, ticket, admission, on_vector)
         if request.pooling is not None:
             return
         max_tokens = request.params.max_tokens
@@ -434,7 +361,7 @@ class EngineClient(asyncio.Protocol):
                 self._has_miscounted = True
                 _log.exception("the metrics are wrong from here on; serving goes on")
 
-    def _first_token(self, one: _Live, now: float, metrics: ServingMetrics) -> None:
+    def _first_token(self, one: InFlight, now: float, metrics: ServingMetrics) -> None:
         self._count(metrics.on_first_token, now - one.arrival)
         if self.recent is not None:
             self._count(self.recent.on_first_token, now, now - one.arrival)
@@ -488,7 +415,7 @@ class EngineClient(asyncio.Protocol):
             make = never_fits if refusal.never else bad_request
             one.listener.fail(make(refusal.message, refusal.param))
 
-    def _give_back(self, one: _Live) -> None:
+    def _give_back(self, one: InFlight) -> None:
         """Its place in the queue or in a slot."""
         if one.ticket is not None:
             one.admission.ended(one.ticket, self.last_heard or 0.0)

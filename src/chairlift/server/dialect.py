@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, OnEnd
-from chairlift.server.client import Choice
 from chairlift.server.errors import ApiError
 from chairlift.server.keep_alive import COMMENT
+from chairlift.server.listener import Choice
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText, TokenText
 from chairlift.server.shapes import Usage

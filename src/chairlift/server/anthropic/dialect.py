@@ -13,10 +13,10 @@ from chairlift.server.anthropic.voice import EventVoice, TextEvents, WholeVoice,
 from chairlift.server.asked import Asked
 from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.choices import CollectedChoice, OnEnd, StreamedChoice
-from chairlift.server.client import Choice
 from chairlift.server.dialect import Heading, Question, renamed
 from chairlift.server.errors import ApiError
 from chairlift.server.generate import Engine
+from chairlift.server.listener import Choice
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import ServedText, TokenText
 from chairlift.server.rich_choice import RichStreamedChoice

@@ -14,9 +14,9 @@ from typing import Any
 from chairlift.core.types import Finish, FinishReason, TokenLogprob
 from chairlift.server.asked import Asked
 from chairlift.server.choices import CollectedChoice, OnEnd
-from chairlift.server.client import Choice
 from chairlift.server.dialect import Heading
 from chairlift.server.errors import ApiError
+from chairlift.server.listener import Choice
 from chairlift.server.logprobs import chat_entries
 from chairlift.server.outlet import Outlet
 from chairlift.server.ports import TokenText
