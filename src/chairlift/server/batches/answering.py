@@ -67,8 +67,8 @@ class Answering:
         self._task: asyncio.Task[None] | None = None
 
     def end(self, status: Status) -> None:
-        """Stop asking: the batch becomes that. Only the first end counts."""
-        if self._task is not None and not self._task.cancelling():
+        """Stop asking: the batch becomes that. Only the first end counts, and none that comes after the last answer."""
+        if self._task is not None and not self._task.done() and not self._task.cancelling():
             self._batch.ends_as = status
             self._task.cancel()
 
