@@ -167,11 +167,13 @@ class Door:
         return made
 
     def _check_background_gave_first(self, victim: Sequence) -> None:
-        """Nobody gives blocks while the background holds some that would do."""
+        """Nobody gives blocks while the background holds some that would do; rows that decode are in the plan already when
+        prompts are."""
         if is_background(victim) or not self._planner.may_preempt:
             return
         for s in self._scheduler._running.live():
-            in_vain = self._scheduler.policy.prefill_first or not self._scheduler.kv.frees_some(s)
+            is_planned = victim.state is State.PREFILLING and s.state is State.DECODING
+            in_vain = self._scheduler.policy.prefill_first or is_planned or not self._scheduler.kv.frees_some(s)
             check(not is_background(s) or in_vain, f"{victim.key} gives blocks, and the background keeps its own")
 
     # ------------------------------------------------------------ after a step was planned
