@@ -167,8 +167,10 @@ class Door:
         return made
 
     def _check_background_gave_first(self, victim: Sequence) -> None:
-        """Nobody gives blocks while the background holds some that would do; rows that decode are in the plan already when
-        prompts are."""
+        """Nobody gives blocks while the background holds some that would do.
+
+        Rows that decode are in the plan already when prompts come to it.
+        """
         if is_background(victim) or not self._planner.may_preempt:
             return
         for s in self._scheduler._running.live():
