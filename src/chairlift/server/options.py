@@ -58,7 +58,7 @@ class ServerOptions:
     """A request that has not arrived as a whole by then is dropped."""
     keep_alive_timeout_s: int = 75
     """Above what clients keep pooled connections for, so that it is they who close."""
-    max_pending_bytes: int = 160 << 10
+    max_pending_bytes: int = 128 << 10
     """Most bytes kept for a client that does not read, besides those in the transport: 16 KiB, 72 with TLS. Then its
     request is aborted."""
     write_timeout_s: float = 30.0

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from chairlift.server.errors import ApiError
 from chairlift.server.written import Told, Written, gathered
 
-MANY_BYTES, MANY_PIECES = 16 << 10, 64
-"""Beyond both, what waits is kept in one piece: small ones take twice the memory that they count."""
+MANY_PIECES = 64
+"""So many that wait are put together: small ones take twice the memory that they count. What was put together stays as
+it is, since ever larger pieces would leave holes between those of many clients."""
 
 
 class Outlet:
@@ -24,6 +25,7 @@ class Outlet:
         "_largest",
         "_later",
         "_max_pending_bytes",
+        "_num_loose",
         "_num_pending_bytes",
         "_on_overrun",
         "_pending",
@@ -36,6 +38,8 @@ class Outlet:
     def __init__(self, max_pending_bytes: int, on_overrun: Callable[[], None]) -> None:
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
+        self._num_loose = 0
+        """Pieces at the end that were not put together."""
         self._largest = 0
         """Of the pieces that wait, in bytes."""
         self._later: list[tuple[Iterator[bytes], int]] = []
@@ -68,15 +72,17 @@ class Outlet:
             return
         if isinstance(data, Written):
             self._later.append((gathered(data), len(self._pending)))
+            self._num_loose = 0
         else:
             num_bytes = len(data)
             self._num_pending_bytes += num_bytes
             if num_bytes > self._largest:
                 self._largest = num_bytes
             self._pending.append(data)
-            if self._num_pending_bytes > MANY_BYTES and len(self._pending) > MANY_PIECES:
-                start = self._later[-1][1] if self._later else 0
-                self._pending[start:] = [b"".join(self._pending[start:])]
+            self._num_loose += 1
+            if self._num_loose > MANY_PIECES:
+                self._pending[-self._num_loose :] = [b"".join(self._pending[-self._num_loose :])]
+                self._num_loose = 0
         if self._waiter is not None:
             self._wake()
 
@@ -109,7 +115,7 @@ class Outlet:
             return self._make()
         data = b"".join(self._pending)
         self._pending.clear()
-        self._num_pending_bytes = self._largest = 0
+        self._num_pending_bytes = self._largest = self._num_loose = 0
         return data
 
     def _make(self) -> bytes:
