@@ -295,6 +295,7 @@ def _of_responses() -> Iterator[Limit]:
 
 GAVE = {"type": "function_call_output", "call_id": "x", "output": "x"}
 
+
 def _of_messages() -> Iterator[Limit]:
     """What Anthropic's API has and others have not."""
     systems: tuple[Any, ...] = (5, [1], {}, [{"type": "image"}], "x" * 2 * CONTEXT)
