@@ -51,6 +51,10 @@ def key(index: int) -> dict[str, str]:
     return {"authorization": f"Bearer {KEYS[index]}"}
 
 
+PADDING = {str(number): "\u00e9" * 512 for number in range(8)}
+"""Metadata as long as any may be: as JSON 24 KiB, which are read on a thread."""
+
+
 def post(server: RunningServer, body: Any, headers: dict[str, str] | None = None) -> socket.socket:
     """Send a request and do not read the answer."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT_S)
@@ -165,7 +169,7 @@ def test_a_full_queue_refuses_before_anything_is_read(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("large", [False, True], ids=["inline", "thread"])
 def test_src_vllm_53936_a_list_of_prompts_enters_whole_or_not_at_all(large: bool) -> None:
-    extra = {"metadata": {"padding": "x" * 20_000}} if large else {}
+    extra = {"metadata": PADDING} if large else {}
     with serving(**caps(max_num_queued_reqs=5)) as server, occupied(server):
         before = len(server.worker.adds)
         with queued(server, 1):
@@ -351,7 +355,7 @@ def test_src_triton_8658_a_queue_that_is_full_at_any_stage_gives_an_error_and_ne
     """Full with requests that are being tokenised, that wait in the engine, or that run: everybody gets an answer."""
     text = GatedText()
     with serving(text, **caps(max_num_queued_reqs=3)) as server:
-        large = {"prompt": "gated " + "x" * 1000, "metadata": {"padding": "y" * 20_000}} | SHORT
+        large = {"prompt": "gated " + "x" * 1000, "metadata": PADDING} | SHORT
         with ThreadPoolExecutor(16) as threads, occupied(server):
             # All three are parsed before the first is tokenised, or the third would wait unread behind two that stand.
             with server.held_pool() as num_held_back:
