@@ -9,11 +9,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from chairlift.models.config import ModelConfig, Rope
+from chairlift.models.config import ModelConfig
 from chairlift.models.files import read_json
 from chairlift.models.gguf import GGUF, open_gguf
 from chairlift.models.model import Model, open_model
 from chairlift.models.resolve import DEFAULT_MODEL, ModelFiles, resolve
+from chairlift.models.rope import Rope
 from chairlift.models.tensor import Encoding, Tensor
 from chairlift.models.weights import Weights
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.config import ModelConfig, config_from_gguf, config_from_json
+from chairlift.models.config import ModelConfig
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
+from chairlift.models.gguf_config import config_from_gguf
+from chairlift.models.hf_config import config_from_json
 
 Dim = Literal["one", "hidden", "q", "kv", "mlp", "vocab"]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from chairlift.models.config import ModelConfig, generation_defaults
+from chairlift.models.config import ModelConfig
 from chairlift.models.families import family_of_gguf, family_of_json
 from chairlift.models.files import exists, read_config, shown
+from chairlift.models.generation import generation_defaults
 from chairlift.models.gguf import GGUF, open_gguf
 from chairlift.models.resolve import ModelFiles
 from chairlift.models.safetensors import open_safetensors_folder

@@ -9,8 +9,8 @@ from typing import Any
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
-from chairlift.models.config import generation_defaults
 from chairlift.models.files import read_bytes, shown
+from chairlift.models.generation import generation_defaults
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
