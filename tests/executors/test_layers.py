@@ -10,7 +10,7 @@ from openvino import Type
 from openvino import opset13 as op
 
 from chairlift.executors.openvino.attention import parameter
-from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product
+from chairlift.executors.openvino.layers import Heads, RmsNorm, Rotation, embedding, product
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, pack
 from chairlift.models import Encoding, Tensor, to_float32, to_int4, to_int8
@@ -35,7 +35,7 @@ def run(model: ov.Model, *inputs: NDArray[np.float32] | NDArray[np.int32], prope
 def rounded(one: Tensor, dtype: Dtype) -> Floats:
     match dtype:
         case "int8":
-            return to_int8(one, 64).to_float32()
+            return to_int8(one, group=64).to_float32()
         case "int4":
             return to_int4(one, 32).to_float32()
         case _:
@@ -73,8 +73,8 @@ def test_rotation_and_norm_are_one_kernel_each() -> None:
     """The plugin recognises them only in one form; written otherwise they cost a tenth of a step."""
     x = parameter("x", Type.f32, [-1, 4 * 64])
     positions = parameter("positions", Type.i32, [-1])
-    rotate = Rotation(positions.output(0), np.full(32, 0.1, np.float32))
-    y = rotate(RmsNorm(1e-5)(x.output(0), np.ones(256, np.float32)), 4)
+    rotate, heads = Rotation(positions.output(0), np.full(32, 0.1, np.float32), 64), Heads(64)
+    y = rotate(heads.split(RmsNorm(1e-5)(x.output(0), np.ones((1, 256), np.float32)), 4))
     compiled = ov.Core().compile_model(ov.Model([op.result(y)], [x, positions], "fused"), "CPU", EXACT)
     kinds = [node.get_rt_info()["layerType"].value for node in compiled.get_runtime_model().get_ops()]
     assert kinds.count("RoPE") == 1
@@ -86,7 +86,8 @@ def test_positions_keep_their_precision_under_bfloat16() -> None:
     x = parameter("x", Type.f32, [-1, 64])
     positions = parameter("positions", Type.i32, [-1])
     inv_freq = (10000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
-    y = Rotation(positions.output(0), inv_freq)(x.output(0), 1)
+    heads = Heads(64)
+    y = heads.join(Rotation(positions.output(0), inv_freq, 64)(heads.split(x.output(0), 1)), 1)
     data = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     where = np.array([8189, 8190, 8191], np.int32)
     got = run(

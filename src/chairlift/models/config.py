@@ -4,17 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.rope import Rope
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """The numbers that shape a model. `architecture` is the name of its family in `families.py`.
 
-    `max_model_len` is the context it was made for, in tokens. `sliding_window` counts the current token.
+    `max_model_len` is the context it was made for, in tokens.
     `sampling_defaults` are what its makers recommend, by the names of `SamplingParams`.
+
+    What only some families have is off by default:
+
+    - `sliding_window` counts the current token; `sliding_layers` says which layers have it (empty: all), and
+      `local_rope` is the rotation of those, if it is another. Layers in `unrotated_layers` have none.
+    - `attention_bias` is that of q, k and v, `output_bias` that of o. Scores are scaled by `attention_scale`, or by
+      `head_size ** -0.5`.
+    - `qk_norm` normalises queries and keys before they are rotated: all heads with one weight, every head with a weight
+      of its own, or the whole width at once.
+    - `norm` is root mean square or layer normalisation (that of queries and keys of each head too), `norm_bias` its
+      bias, and `norm_offset` is added to all its weights. `pre_norms` are before attention and MLP,
+      `post_norms` after them. With `parallel_residual` both read the one before attention.
+    - embeddings are multiplied by `embedding_scale`, what attention and MLP add by `residual_scale`, logits by
+      `logit_scale`.
     """
 
     architecture: str
@@ -26,12 +43,28 @@ class ModelConfig:
     intermediate_size: int
     vocab_size: int
     max_model_len: int
-    rms_norm_eps: float
+    norm_eps: float
     rope: Rope
     tie_embeddings: bool = False
     sliding_window: int | None = None
+    sliding_layers: tuple[bool, ...] = ()
+    local_rope: Rope | None = None
+    unrotated_layers: tuple[bool, ...] = ()
     attention_bias: bool = False
+    output_bias: bool = False
+    attention_scale: float | None = None
+    qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+    pre_norms: bool = True
+    post_norms: bool = False
+    parallel_residual: bool = False
+    activation: Activation = "silu"
     mlp_bias: bool = False
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
@@ -44,6 +77,9 @@ class ModelConfig:
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and not 0 <= token < self.vocab_size:
                 raise InvalidModel(f"special token id {token} is outside the vocabulary of {self.vocab_size}")
+        for layers in (self.sliding_layers, self.unrotated_layers):
+            if layers and len(layers) != self.num_layers:
+                raise InvalidModel(f"{len(layers)} kinds of layers for {self.num_layers} layers")
 
     @property
     def q_size(self) -> int:
@@ -54,3 +90,18 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Numbers in the keys (or the values) of one token, all heads."""
         return self.num_kv_heads * self.head_size
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of queries and keys are multiplied by."""
+        return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a layer attends to, the current one among them; None for all."""
+        return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
+
+    def rope_of(self, layer: int) -> Rope | None:
+        """How a layer turns queries and keys; None if it does not."""
+        if self.unrotated_layers and self.unrotated_layers[layer]:
+            return None
+        return self.local_rope if self.local_rope and self.window_of(layer) else self.rope

@@ -1,138 +1,75 @@
-"""Model families: which weights a model has, what they are called in each file format, and their shapes.
+"""Model families: by which names files declare them, and what they have that Llama has not.
 
-The rest of Chairlift knows only the canonical names (`embed`, `layers.3.q`, `norm`, `head`, ...). A family that joins
-adds an entry to `FAMILIES`; what its layers compute is the executors' business.
+A family that joins adds an entry to `FAMILIES`; what its layers compute follows from its config alone, so that
+executors know no families.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
+from chairlift.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
-from chairlift.models.gguf_config import config_from_gguf
-from chairlift.models.hf_config import config_from_json
+from chairlift.models.gguf_config import Metadata, config_from_gguf, sliding_pattern
+from chairlift.models.hf_config import config_from_json, rope_fields, rope_from_json, sliding_layers
+from chairlift.models.layout import Weight, decoder_weights, fused
+from chairlift.models.rope import Rope
 
-Dim = Literal["one", "hidden", "q", "kv", "mlp", "vocab"]
+FromJson = Callable[[Fields, ModelConfig], ModelConfig]
+FromGGUF = Callable[[Metadata, ModelConfig], ModelConfig]
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One weight of a family: `{i}` in its names stands for the layer, `shape` is (rows, cols)."""
+def _nothing_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
+    return config
 
-    name: str
-    hf: str
-    gguf: str
-    shape: tuple[Dim, Dim]
-    when: Literal["always", "attention_bias", "mlp_bias", "own_head"] = "always"
-    gguf_rotary: bool = False
-    """In GGUF files rotary pair j of a head is its rows 2j and 2j + 1, not j and j + head_size / 2."""
+
+def _nothing_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return config
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of model: the names by which files declare it, how its numbers are read, and its weights."""
+    """A kind of model: the names by which files declare it, what its config says beyond Llama's, and its weights.
+
+    `defaults` are what its `config.json` means where it says nothing; `from_json` and `from_gguf` add what only this
+    family has to a config read as a Llama's.
+    """
 
     name: str
     hf_architectures: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
-    read_json: Callable[[Mapping[str, Any], str, str], ModelConfig]
-    read_gguf: Callable[[GGUF, str], ModelConfig]
-    weights: tuple[Weight, ...]
-    hf_ignored: tuple[str, ...] = ()
+    weights: tuple[Weight, ...] = decoder_weights()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    from_json: FromJson = _nothing_from_json
+    from_gguf: FromGGUF = _nothing_from_gguf
+    hf_ignored: tuple[str, ...] = (".rotary_emb.inv_freq", ".masked_bias")
     """Endings of tensor names that old checkpoints carry and nobody needs."""
-    gguf_ignored: tuple[str, ...] = ()
+    gguf_ignored: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-    def weights_of(self, config: ModelConfig) -> Iterator[tuple[str, int, Weight]]:
-        """Every weight of a model of this shape, once: (canonical name, layer or 0, description)."""
-        for weight in self.weights:
-            if _is_present(weight, config):
-                layers = range(config.num_layers) if "{i}" in weight.name else range(1)
-                yield from ((weight.name.format(i=i), i, weight) for i in layers)
+    def read_json(self, values: Mapping[str, Any], where: str) -> ModelConfig:
+        """The config of a model of this family.
 
+        Raises:
+            InvalidModel: a field is missing, of the wrong type, out of bounds, or asks for something not supported.
+        """
+        values = {**self.defaults, **values}
+        return self.from_json(Fields(values, where), config_from_json(values, self.name, where))
 
-def _is_present(weight: Weight, config: ModelConfig) -> bool:
-    match weight.when:
-        case "attention_bias":
-            return config.attention_bias
-        case "mlp_bias":
-            return config.mlp_bias
-        case "own_head":
-            return not config.tie_embeddings
-        case "always":
-            return True
+    def read_gguf(self, gguf: GGUF) -> ModelConfig:
+        """The same from GGUF metadata.
 
-
-def shape_of(weight: Weight, config: ModelConfig) -> tuple[int, int]:
-    """(rows, cols) of a weight in a model of this shape."""
-    sizes: dict[Dim, int] = {
-        "one": 1,
-        "hidden": config.hidden_size,
-        "q": config.q_size,
-        "kv": config.kv_size,
-        "mlp": config.intermediate_size,
-        "vocab": config.vocab_size,
-    }
-    return sizes[weight.shape[0]], sizes[weight.shape[1]]
-
-
-_LAYER: tuple[tuple[str, str, str, tuple[Dim, Dim]], ...] = (
-    ("q", "self_attn.q_proj", "attn_q", ("q", "hidden")),
-    ("k", "self_attn.k_proj", "attn_k", ("kv", "hidden")),
-    ("v", "self_attn.v_proj", "attn_v", ("kv", "hidden")),
-    ("o", "self_attn.o_proj", "attn_output", ("hidden", "q")),
-    ("gate", "mlp.gate_proj", "ffn_gate", ("mlp", "hidden")),
-    ("up", "mlp.up_proj", "ffn_up", ("mlp", "hidden")),
-    ("down", "mlp.down_proj", "ffn_down", ("hidden", "mlp")),
-)
-
-
-def _llama_weights() -> tuple[Weight, ...]:
-    layer = "layers.{i}."
-    hf = "model.layers.{i}."
-    gguf = "blk.{i}."
-    weights = [
-        Weight("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab", "hidden")),
-        Weight(layer + "attn_norm", hf + "input_layernorm.weight", gguf + "attn_norm.weight", ("one", "hidden")),
-        Weight(layer + "mlp_norm", hf + "post_attention_layernorm.weight", gguf + "ffn_norm.weight", ("one", "hidden")),
-        Weight("norm", "model.norm.weight", "output_norm.weight", ("one", "hidden")),
-        Weight("head", "lm_head.weight", "output.weight", ("vocab", "hidden"), "own_head"),
-    ]
-    for name, hf_name, gguf_name, shape in _LAYER:
-        rotary = name in ("q", "k")
-        when: Literal["attention_bias", "mlp_bias"] = "attention_bias" if name in ("q", "k", "v", "o") else "mlp_bias"
-        weights.append(
-            Weight(layer + name, hf + hf_name + ".weight", gguf + gguf_name + ".weight", shape, gguf_rotary=rotary)
-        )
-        weights.append(
-            Weight(
-                layer + name + "_bias",
-                hf + hf_name + ".bias",
-                gguf + gguf_name + ".bias",
-                ("one", shape[0]),
-                when,
-                gguf_rotary=rotary,
-            )
-        )
-    return tuple(weights)
-
-
-LLAMA = Family(
-    name="llama",
-    hf_architectures=("LlamaForCausalLM", "MistralForCausalLM"),
-    gguf_architectures=("llama",),
-    read_json=config_from_json,
-    read_gguf=config_from_gguf,
-    weights=_llama_weights(),
-    hf_ignored=(".rotary_emb.inv_freq", ".masked_bias"),
-    gguf_ignored=("rope_freqs.weight",),
-)
-
-FAMILIES = (LLAMA,)
+        Raises:
+            InvalidModel: a key is missing, of the wrong type, out of bounds, or asks for something not supported.
+        """
+        config = config_from_gguf(gguf, self.name)
+        if config.rope.dim != config.head_size and any(weight.gguf_rotary for weight in self.weights):
+            raise gguf.error("rotating only a part of each head is not supported in files that permute Q and K")
+        return self.from_gguf(Metadata(gguf), config)
 
 
 def family_of_json(values: Mapping[str, Any], where: str) -> Family:
@@ -163,3 +100,287 @@ def family_of_gguf(gguf: GGUF) -> Family:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
     raise gguf.error(f"architecture {shown(declared)} is not supported ({supported} are)")
+
+
+# ---------------------------------------------------------------- what single families have
+
+
+def _window(fields: Fields) -> int | None:
+    """The window that a file gives to some or all layers."""
+    return None if fields.get("sliding_window") is None else fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
+def _mistral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding_layers(fields, config.num_layers))
+
+
+def _smollm3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Some layers are not rotated; only those may have a window."""
+    rotated = fields.get("no_rope_layers")
+    if rotated is None:
+        interval = fields.integer("no_rope_layer_interval", 1, MAX_LAYERS, 4)
+        unrotated = tuple((i + 1) % interval == 0 for i in range(config.num_layers))
+    elif isinstance(rotated, list) and len(rotated) >= config.num_layers and all(one in (0, 1) for one in rotated):
+        unrotated = tuple(one == 0 for one in rotated[: config.num_layers])
+    else:
+        raise fields.error(f"no_rope_layers must be a list of {config.num_layers} numbers, 0 or 1")
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    sliding = sliding_layers(fields, config.num_layers) or unrotated
+    return replace(config, unrotated_layers=unrotated, sliding_window=window, sliding_layers=sliding)
+
+
+def _smollm3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    """The file does not say which layers are rotated: those of the published model."""
+    return replace(config, unrotated_layers=tuple((i + 1) % 4 == 0 for i in range(config.num_layers)))
+
+
+def _qwen2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(_qwen_windows(fields, config), attention_bias=True, output_bias=False)
+
+
+def _qwen3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(_qwen_windows(fields, config), qk_norm="head")
+
+
+def _qwen3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="head")
+
+
+def _qwen_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Windows are off unless asked for, and then only in the upper layers."""
+    if not fields.flag("use_sliding_window", False):
+        return config
+    first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
+    upper = tuple(i >= first for i in range(config.num_layers))
+    sliding = sliding_layers(fields, config.num_layers) or upper
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
+
+
+def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[Rope, Rope]:
+    """The rotations of layers that see everything and of those with a window, which is not stretched.
+
+    `local_theta` is the field that has the base of the latter in older files.
+    """
+    both, context = rope_fields(fields), config.max_model_len
+    full = both.fields("full_attention") or both
+    local = both.fields("sliding_attention")
+    if local is None:
+        local = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
+    original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
+    ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
+    return next(ropes), next(ropes)
+
+
+def _gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if fields.get(key) is not None:
+            raise fields.error(f"{key} is not supported")
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention is not supported")
+    rope, local_rope = _two_ropes(fields, config, "rope_local_base_freq")
+    period = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, 6)
+    return replace(
+        _gemma3(config, fields.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5),
+        max_model_len=fields.integer("max_position_embeddings", 1, MAX_CONTEXT),
+        rope=rope,
+        local_rope=local_rope,
+        sliding_window=_window(fields),
+        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(period, config),
+        norm_offset=1.0,
+    )
+
+
+def _gemma3_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """Norms have their offset in the file; the scale of scores, which it does not say, follows from the size."""
+    width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_size
+    local_rope = Rope(config.rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0))
+    layers = sliding_pattern(keys, config.num_layers, 6)
+    return replace(_gemma3(config, width**-0.5), local_rope=local_rope, sliding_layers=layers)
+
+
+def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
+    return replace(
+        config,
+        activation="gelu_tanh",
+        qk_norm="head",
+        post_norms=True,
+        attention_scale=attention_scale,
+        embedding_scale=config.hidden_size**0.5,
+    )
+
+
+def _all_but_every(period: int, config: ModelConfig) -> tuple[bool, ...]:
+    return tuple((i + 1) % period != 0 for i in range(config.num_layers))
+
+
+def _phi3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, sliding_window=_window(fields))
+
+
+def _olmo2_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+
+
+def _olmo3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    rope, local_rope = _two_ropes(fields, config, "rope_theta")
+    return replace(
+        _olmo2_from_json(fields, config),
+        rope=rope,
+        local_rope=local_rope,
+        sliding_window=_window(fields),
+        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(4, config),
+    )
+
+
+def _olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """OLMo 3 is OLMo 2 with windows; those layers are not stretched. Its file has yarn's amplitude as a whole."""
+    config = replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+    if config.sliding_window is None:
+        return config
+    local_rope, rope = Rope(config.rope.dim, config.rope.theta), config.rope
+    if rope.scaling == "yarn":
+        rope = replace(rope, amplitude=keys.number("rope.scaling.attn_factor", 1e-3, 1e3, rope.amplitude))
+    layers = sliding_pattern(keys, config.num_layers, 4)
+    return replace(config, rope=rope, local_rope=local_rope, sliding_layers=layers)
+
+
+def _granite_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        embedding_scale=fields.number("embedding_multiplier", -1e6, 1e6, 1.0),
+        attention_scale=fields.number("attention_multiplier", 1e-9, 1e6, 1.0),
+        residual_scale=fields.number("residual_multiplier", -1e6, 1e6, 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
+    )
+
+
+def _granite_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    scale = keys.number("attention.scale", 0.0, 1e6, 0.0)
+    return replace(
+        config,
+        embedding_scale=keys.number("embedding_scale", -1e6, 1e6, 1.0),
+        attention_scale=scale or None,
+        residual_scale=keys.number("residual_scale", -1e6, 1e6, 1.0),
+        logit_scale=1.0 / keys.number("logit_scale", 1e-6, 1e6, 1.0),
+    )
+
+
+def _stablelm_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        norm_eps=fields.number("layer_norm_eps", 0.0, 1.0),
+        attention_bias=fields.flag("use_qkv_bias", False),
+        output_bias=False,
+        qk_norm="each_head" if fields.flag("qk_layernorm", False) else "none",
+        parallel_residual=fields.flag("use_parallel_residual", False),
+    )
+
+
+def _stablelm_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """Files carry `use_parallel_residual` too, but some wrongly: who has no norm before the MLP needs none."""
+    tensors = keys.gguf.tensors
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
+        parallel_residual="blk.0.ffn_norm.weight" not in tensors,
+    )
+
+
+# ---------------------------------------------------------------- the table
+
+_PERMUTED = decoder_weights(gguf_rotary=True)
+_QKV = fused("self_attn.qkv_proj", {"q": "q", "k": "kv", "v": "kv"})
+_GATE_UP = fused("mlp.gate_up_proj", {"gate": "mlp", "up": "mlp"})
+_GGUF_QKV = fused("attn_qkv", {"q": "q", "k": "kv", "v": "kv"})
+_GGUF_GATE_UP = fused("ffn_up", {"gate": "mlp", "up": "mlp"})
+
+FAMILIES = (
+    Family("llama", ("LlamaForCausalLM",), ("llama",), _PERMUTED),
+    Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        (),
+        _PERMUTED,
+        defaults={"sliding_window": 4096},
+        from_json=_mistral_from_json,
+    ),
+    Family(
+        "smollm3",
+        ("SmolLM3ForCausalLM",),
+        ("smollm3",),
+        _PERMUTED,
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+        from_json=_smollm3_from_json,
+        from_gguf=_smollm3_from_gguf,
+    ),
+    Family("qwen2", ("Qwen2ForCausalLM",), ("qwen2",), defaults={"sliding_window": 4096}, from_json=_qwen2_from_json),
+    Family(
+        "qwen3",
+        ("Qwen3ForCausalLM",),
+        ("qwen3",),
+        defaults={"sliding_window": 4096, "head_dim": 128},
+        from_json=_qwen3_from_json,
+        from_gguf=_qwen3_from_gguf,
+    ),
+    Family(
+        "gemma3",
+        ("Gemma3ForCausalLM",),
+        ("gemma3",),
+        decoder_weights(hf={"mlp_norm": "pre_feedforward_layernorm"}),
+        defaults={
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
+        from_json=_gemma3_from_json,
+        from_gguf=_gemma3_from_gguf,
+    ),
+    Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        ("phi3",),
+        decoder_weights(hf={**_QKV, **_GATE_UP}, gguf={**_GGUF_QKV, **_GGUF_GATE_UP}),
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        from_json=_phi3_from_json,
+    ),
+    Family(
+        "olmo2",
+        ("Olmo2ForCausalLM",),
+        ("olmo2",),
+        defaults={"rms_norm_eps": 1e-5},
+        from_json=_olmo2_from_json,
+        from_gguf=_olmo_from_gguf,
+    ),
+    Family(
+        "olmo3",
+        ("Olmo3ForCausalLM",),
+        (),
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 5e5},
+        from_json=_olmo3_from_json,
+    ),
+    Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        ("granite",),
+        _PERMUTED,
+        from_json=_granite_from_json,
+        from_gguf=_granite_from_gguf,
+    ),
+    Family(
+        "stablelm",
+        ("StableLmForCausalLM",),
+        ("stablelm",),
+        defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        from_json=_stablelm_from_json,
+        from_gguf=_stablelm_from_gguf,
+    ),
+)

@@ -57,6 +57,17 @@ class Fields:
             raise self.error(f"{key} must be an object")
         return Fields(value, f"{self.where}: {key}")
 
+    def has(self, key: str) -> bool:
+        """It is there, be it as null."""
+        return key in self._values
+
+    def numbers(self, key: str, count: int, low: float, high: float) -> tuple[float, ...]:
+        """A list of so many numbers."""
+        values = self._values.get(key)
+        if not isinstance(values, list) or len(values) != count:
+            raise self.error(f"{key} must be a list of {count} numbers")
+        return tuple(Fields({key: value}, self.where).number(key, low, high) for value in values)
+
     def token_ids(self, key: str, max_count: int = 64) -> tuple[int, ...]:
         """One token id or a list of them, as a tuple; () if absent."""
         value = self._values.get(key)

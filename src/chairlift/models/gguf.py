@@ -126,6 +126,9 @@ class GGUF:
             raise self.error(f"metadata key {shown(key)} must be a string")
         return value
 
+    def is_array(self, key: str) -> bool:
+        return isinstance(self._values.get(key), Array)
+
     def num_elements(self, key: str) -> int:
         """Length of a metadata array.
 

@@ -37,7 +37,7 @@ def open_model(files: ModelFiles) -> Model:
 def _open_gguf_model(files: ModelFiles) -> Model:
     gguf = open_gguf(files.path)
     family = family_of_gguf(gguf)
-    config = replace(family.read_gguf(gguf, family.name), sampling_defaults=files.sampling_defaults)
+    config = replace(family.read_gguf(gguf), sampling_defaults=files.sampling_defaults)
     weights = weights_from_gguf(family, config, gguf.tensors, shown(files.path))
     return Model(files.name, config, weights, files, gguf)
 
@@ -46,7 +46,7 @@ def _open_folder(files: ModelFiles) -> Model:
     path = files.path / "config.json"
     values = read_config(path)
     family = family_of_json(values, shown(path))
-    config = family.read_json(values, family.name, shown(path))
+    config = family.read_json(values, shown(path))
     generation_path = files.path / "generation_config.json"
     if exists(generation_path):
         generation = read_config(generation_path)

@@ -5,7 +5,7 @@ Decoding is `quantize`'s business, one tensor or one block of rows at a time: a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -56,3 +56,13 @@ class Tensor:
     def row_bytes(self) -> int:
         """Bytes of one stored row."""
         return self.cols // self.encoding.unit * self.encoding.unit_bytes
+
+    def rows_between(self, first: int, count: int) -> Tensor:
+        """Some of its rows, where it holds several weights on top of each other."""
+        raw = self.raw[first * self.row_bytes : (first + count) * self.row_bytes]
+        return replace(self, shape=(count, self.cols), raw=raw)
+
+    def numbers_between(self, first: int, count: int) -> Tensor:
+        """Some numbers of a vector, where it holds several after each other."""
+        size = self.encoding.unit_bytes
+        return replace(self, shape=(1, count), raw=self.raw[first * size : (first + count) * size])

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
-from chairlift.models.families import Family, shape_of
+from chairlift.models.families import Family
 from chairlift.models.files import shown
+from chairlift.models.layout import Place, Slot, num_rows, slots_of
 from chairlift.models.tensor import Tensor
 
 
@@ -45,14 +46,12 @@ def weights_from_gguf(family: Family, config: ModelConfig, stored: Mapping[str, 
     """
     tensors: dict[str, Tensor] = {}
     used = set(family.gguf_ignored)
-    for name, layer, weight in family.weights_of(config):
-        key = weight.gguf.format(i=layer)
-        used.add(key)
-        tensor = bound(name, key, stored, shape_of(weight, config), where)
-        if weight.gguf_rotary:
+    for slot in slots_of(family.weights, config):
+        tensor = _placed(slot, slot.weight.gguf, config, stored, used, where)
+        if slot.weight.gguf_rotary:
             rows = tensor.rows if tensor.rows > 1 else tensor.cols
             tensor = replace(tensor, interleaved_heads=rows // config.head_size)
-        tensors[name] = tensor
+        tensors[slot.name] = tensor
     refuse_unexpected((key for key in stored if key not in used), where)
     return Weights(tensors)
 
@@ -65,14 +64,35 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     """
     tensors: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, layer, weight in family.weights_of(config):
-        key = weight.hf.format(i=layer)
-        used.add(key)
-        tensors[name] = bound(name, key, stored, shape_of(weight, config), where)
+    for slot in slots_of(family.weights, config):
+        tensors[slot.name] = _placed(slot, slot.weight.hf, config, stored, used, where)
     if config.tie_embeddings:
-        used.update(weight.hf for weight in family.weights if weight.when == "own_head")
+        used.update(weight.hf.name for weight in family.weights if weight.name == "head")
     refuse_unexpected((key for key in stored if key not in used and not key.endswith(family.hf_ignored)), where)
     return Weights(tensors)
+
+
+def _placed(
+    slot: Slot, place: Place, config: ModelConfig, stored: Mapping[str, Tensor], used: set[str], where: str
+) -> Tensor:
+    """The weight of a slot: a tensor, or a part of one that holds several; `used` learns the tensor's name.
+
+    Raises:
+        InvalidModel: the tensor is missing, or of another shape than the config says.
+    """
+    key = place.name.format(i=slot.layer, n=slot.copy)
+    used.add(key)
+    rows, cols = (num_rows(dim, config) for dim in slot.weight.shape)
+    if slot.weight.copies != "one" and "{n}" not in place.name:
+        count = slot.weight.num_copies(config)
+        return bound(slot.name, key, stored, (count * rows, cols), where).rows_between(slot.copy * rows, rows)
+    if not place.parts:
+        return bound(slot.name, key, stored, (rows, cols), where)
+    sizes = [num_rows(dim, config) for dim in place.parts]
+    first = sum(sizes[: place.part])
+    if slot.weight.shape[0] == "one":
+        return bound(slot.name, key, stored, (1, sum(sizes)), where).numbers_between(first, sizes[place.part])
+    return bound(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
 
 
 def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:

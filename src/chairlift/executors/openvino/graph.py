@@ -1,4 +1,6 @@
-"""A Llama-family model as two OpenVINO graphs: the body (tokens to hidden states) and the head (to logits).
+"""A decoder as two OpenVINO graphs: the body (tokens to hidden states) and the head (to logits).
+
+One builder for all families: what a layer computes follows from the model's config (see `ModelConfig`).
 
 The body takes all tokens of a step, those of every sequence flattened into one row (selective batching, Yu et al. 2022,
 Orca). The head is apart so that it can run in float32 where the body runs in bfloat16, and piece by piece when
@@ -24,10 +26,21 @@ from chairlift.executors.openvino.attention import (
     parameter,
     ragged,
 )
-from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product, split_columns, swiglu
+from chairlift.executors.openvino.layers import (
+    Heads,
+    LayerNorm,
+    Norm,
+    RmsNorm,
+    Rotation,
+    activated,
+    embedding,
+    product,
+    scaled,
+    split_columns,
+)
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, Packed, pack
-from chairlift.models import Model, to_float32
+from chairlift.models import Model, Rope, to_float32
 
 GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
 """Numbers that share a scale, in weights and in the activations rounded to meet them; 0 where nothing is rounded."""
@@ -44,9 +57,15 @@ def head_dtype(dtype: Dtype) -> Dtype:
     return "int8" if dtype == "int4" else dtype
 
 
-def attention_shape(model: Model) -> AttentionShape:
+def attention_shape(model: Model, layer: int) -> AttentionShape:
     config = model.config
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, config.sliding_window or 0)
+    window = config.window_of(layer) or 0
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, window, config.attention_scale)
+
+
+def attention_shapes(model: Model) -> set[AttentionShape]:
+    """The different ones of all layers."""
+    return {attention_shape(model, layer) for layer in range(model.config.num_layers)}
 
 
 def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
@@ -54,12 +73,14 @@ def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
     kind = head_dtype(dtype)
     weight = pack([model.weights.tensor("head")], kind, GROUPS[kind], packed)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
-    return ov.Model([op.result(product(hidden.output(0), weight))], [hidden], "head")
+    logits = scaled(product(hidden.output(0), weight), model.config.logit_scale)
+    return ov.Model([op.result(logits)], [hidden], "head")
 
 
-def build_body(model: Model, dtype: Dtype, embeddings: Arena, packed: Arena) -> ov.Model:
+def build_body(model: Model, dtype: Dtype, max_model_len: int, embeddings: Arena, packed: Arena) -> ov.Model:
     """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
 
+    `max_model_len` is the context that is served, which some ways to stretch a context depend on.
     `embeddings` takes what must live as long as the graph runs, `packed` what must live until it has run once.
     """
     layers = range(model.config.num_layers)
@@ -71,58 +92,108 @@ def build_body(model: Model, dtype: Dtype, embeddings: Arena, packed: Arena) -> 
     table = pack([model.weights.tensor("embed")], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         weights = dict(zip(names, pool.map(pack_one, names), strict=True))
-    return _Body(model, table, weights).build()
+    return _Body(model, max_model_len, table, weights).build()
 
 
 class _Body:
     """Adds one layer after the other to a graph."""
 
-    def __init__(self, model: Model, table: Packed, weights: dict[tuple[str, ...], Packed]) -> None:
+    def __init__(self, model: Model, max_model_len: int, table: Packed, weights: dict[tuple[str, ...], Packed]) -> None:
+        config = model.config
         self._model = model
+        self._config = config
+        self._max_model_len = max_model_len
         self._table = table
-        self._norm = RmsNorm(model.config.rms_norm_eps)
         self._weights = weights
-        self._shape = attention_shape(model)
+        self._normalise: Norm = RmsNorm(config.norm_eps) if config.norm == "rms" else LayerNorm(config.norm_eps)
+        self._heads = Heads(config.head_size)
+        self._rotations: dict[Rope, Rotation] = {}
 
     def build(self) -> ov.Model:
-        config = self._model.config
+        config = self._config
         token_ids = parameter("token_ids", Type.i32, [-1])
         positions = parameter("positions", Type.i32, [-1])
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
-        rotate = Rotation(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
-        x = embedding(token_ids.output(0), self._table)
+        x = scaled(embedding(token_ids.output(0), self._table), config.embedding_scale)
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
-            attended = self._attention(x, name, rotate, caches[layer], rows)
+            h = self._norm(x, name + "attn_norm") if config.pre_norms else x
+            attended = self._attention(h, layer, positions.output(0), caches[layer], rows)
             if layer == config.num_layers - 1:
                 # Nobody reads the other rows any more.
-                x, attended = (op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, attended))
-            x = op.add(x, self._product(attended, name, "o")).output(0)
-            x = op.add(x, self._mlp(x, name)).output(0)
-        hidden = self._norm(x, self._vector("norm"))
+                x, h, attended = (
+                    op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, h, attended)
+                )
+            x = self._added(x, self._product(attended, name, "o"), name + "attn_post_norm")
+            if not config.parallel_residual:
+                h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
+            x = self._added(x, self._mlp(h, name), name + "mlp_post_norm")
+        hidden = self._norm(x, "norm")
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
+    def _added(self, x: Output, y: Output, post_norm: str) -> Output:
+        """What attention or MLP gives, added to what goes past it."""
+        if self._config.post_norms:
+            y = self._norm(y, post_norm)
+        return op.add(x, scaled(y, self._config.residual_scale)).output(0)
+
     def _attention(
         self,
-        x: Output,
-        name: str,
-        rotate: Rotation,
+        h: Output,
+        layer: int,
+        positions: Output,
         caches: tuple[ov.op.Parameter, ov.op.Parameter],
         rows: Ragged,
     ) -> Output:
-        config = self._model.config
-        h = self._norm(x, self._vector(name + "attn_norm"))
+        config = self._config
+        name = f"layers.{layer}."
         sizes = [config.q_size, config.kv_size, config.kv_size]
         q, k, v = split_columns(self._product(h, name, "q", "k", "v"), sizes)
-        q, k = rotate(q, config.num_heads), rotate(k, config.num_kv_heads)
-        return paged_attention(q, k, v, caches, rows, self._shape)
+        rotate = self._rotation(layer, positions)
+        q = self._prepared(q, name + "q_norm", config.num_heads, rotate)
+        k = self._prepared(k, name + "k_norm", config.num_kv_heads, rotate)
+        return paged_attention(q, k, v, caches, rows, attention_shape(self._model, layer))
 
-    def _mlp(self, x: Output, name: str) -> Output:
-        h = self._norm(x, self._vector(name + "mlp_norm"))
-        return self._product(swiglu(self._product(h, name, "gate"), self._product(h, name, "up")), name, "down")
+    def _prepared(self, x: Output, norm: str, num_heads: int, rotate: Rotation | None) -> Output:
+        """Queries or keys `[tokens, heads * head_size]`, normalised and rotated as the layer wants."""
+        kind = self._config.qk_norm
+        if kind == "all_heads":
+            x = self._norm(x, norm)
+        if kind in ("none", "all_heads") and rotate is None:
+            return x
+        x = self._heads.split(x, num_heads)
+        if kind == "head":
+            x = self._normalise(x, self._norm_weight(norm))
+        elif kind == "each_head":
+            weights = [self._norm_weight(f"{norm}.{n}") for n in range(num_heads)]
+            x = self._normalise(x, np.stack(weights).reshape(1, num_heads, 1, -1))
+        if rotate is not None:
+            x = rotate(x)
+        return self._heads.join(x, num_heads)
+
+    def _rotation(self, layer: int, positions: Output) -> Rotation | None:
+        """How a layer turns queries and keys; layers that turn alike share their angles."""
+        rope = self._config.rope_of(layer)
+        if rope is None:
+            return None
+        if rope not in self._rotations:
+            inv_freq = np.array(rope.inv_freq(self._max_model_len), np.float32)
+            self._rotations[rope] = Rotation(positions, inv_freq, self._config.head_size, rope.amplitude)
+        return self._rotations[rope]
+
+    def _mlp(self, h: Output, name: str) -> Output:
+        gate = activated(self._product(h, name, "gate"), self._config.activation)
+        return self._product(op.multiply(gate, self._product(h, name, "up")).output(0), name, "down")
+
+    def _norm(self, x: Output, name: str) -> Output:
+        bias = self._vector(name + "_bias") if name + "_bias" in self._model.weights else None
+        return self._normalise(x, self._norm_weight(name).reshape(1, -1), bias)
+
+    def _norm_weight(self, name: str) -> NDArray[np.float32]:
+        return self._vector(name) + np.float32(self._config.norm_offset)
 
     def _product(self, x: Output, name: str, *parts: str) -> Output:
         """`x` times one weight, or several side by side, plus their biases if the model has them."""

@@ -14,7 +14,7 @@ from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, se
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
 from chairlift.executors.openvino.feed import Feed
-from chairlift.executors.openvino.graph import attention_shape, build_body, build_head
+from chairlift.executors.openvino.graph import attention_shapes, build_body, build_head
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import Properties, choose_precision
@@ -68,11 +68,12 @@ class Program:
         check_release()
         core = ov.Core()
         precision = choose_precision(core, options)
-        self_test(core, precision.body, attention_shape(model), precision.tolerance)
+        for shape in attention_shapes(model):
+            self_test(core, precision.body, shape, precision.tolerance)
         self._embeddings, self._packed = Arena(), Arena()
         with ThreadPoolExecutor(1) as pool:
             # The plugin compiles on one thread: another one prepares the head meanwhile.
-            graph = build_body(model, options.dtype, self._embeddings, self._packed)
+            graph = build_body(model, options.dtype, options.max_model_len, self._embeddings, self._packed)
             head = pool.submit(Head, core, model, options.dtype, precision.head)
             body = core.compile_model(graph, "CPU", precision.body)
             self._head = head.result()
