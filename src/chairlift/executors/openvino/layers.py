@@ -13,6 +13,7 @@ from openvino import opset13 as op
 from chairlift.executors.openvino.weights import BFloat16, Packed
 from chairlift.models import Int4Groups, Int8Groups
 from chairlift.models.config import Activation
+from chairlift.models.groups import Scales
 
 
 def share(array: NDArray[Any], kind: Type, shape: tuple[int, ...] | None = None) -> Output:
@@ -152,7 +153,9 @@ def product(x: Output, weight: Packed) -> Output:
         case Int8Groups(values, scales):
             return _matmul(x, _scaled(share(values, Type.i8), scales))
         case _:
-            parts = [_four_bit_product(x, groups) for groups in weight]
+            parts = [
+                _four_bit_product(x, part) if isinstance(part, Int4Groups) else product(x, part) for part in weight
+            ]
             return parts[0] if len(parts) == 1 else op.concat(parts, 1).output(0)
 
 
@@ -167,10 +170,11 @@ def _four_bit_product(x: Output, weight: Int4Groups) -> Output:
     return op.add(y, _matmul(sums, offsets)).output(0)
 
 
-def _scaled(values: Output, scales: NDArray[np.float16]) -> Output:
+def _scaled(values: Output, scales: Scales) -> Output:
     """Decompressed weights `[rows, cols]` from groups, in the form that the plugin fuses into the product."""
     rows, num_groups, group = values.get_shape()
-    wide = op.multiply(op.convert(values, Type.f16), share(scales, Type.f16))
+    kind = Type.f32 if scales.dtype == np.float32 else Type.f16
+    wide = op.multiply(op.convert(values, kind), share(scales, kind))
     return op.convert(op.reshape(wide, ints(rows, num_groups * group), False), Type.f32).output(0)
 
 
@@ -187,7 +191,8 @@ def embedding(token_ids: Output, table: Packed) -> Output:
             return op.convert(_gather(share(bits, Type.bf16), token_ids), Type.f32).output(0)
         case Int8Groups(values, scales):
             numbers = op.convert(_gather(share(values, Type.i8), token_ids), Type.f32)
-            factors = op.convert(_gather(share(scales, Type.f16), token_ids), Type.f32)
+            kind = Type.f32 if scales.dtype == np.float32 else Type.f16
+            factors = op.convert(_gather(share(scales, kind), token_ids), Type.f32)
             width = values.shape[1] * values.shape[2]
             return op.reshape(op.multiply(numbers, factors), ints(-1, width), False).output(0)
         case _:
