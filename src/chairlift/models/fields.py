@@ -25,6 +25,10 @@ class Fields:
     def error(self, message: str) -> InvalidModel:
         return InvalidModel(f"{self.where}: {message}")
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._values)
+
     def get(self, key: str) -> Any:
         return self._values.get(key)
 

@@ -20,8 +20,6 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
         InvalidModel: a field is missing, of the wrong type, out of bounds, or asks for something not supported.
     """
     fields = Fields(values, where)
-    if fields.get("quantization_config") is not None:
-        raise fields.error("checkpoints quantised for other engines (quantization_config) are not supported")
     if fields.flag("rope_interleaved", False):
         raise fields.error("rope_interleaved is not supported")
     hidden_size = fields.integer("hidden_size", 1, MAX_SIZE)

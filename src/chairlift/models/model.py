@@ -9,6 +9,7 @@ from chairlift.models.families import family_of_gguf, family_of_json
 from chairlift.models.files import exists, read_config, shown
 from chairlift.models.generation import generation_defaults
 from chairlift.models.gguf import GGUF, open_gguf
+from chairlift.models.prequantized import read_scheme, with_scales
 from chairlift.models.resolve import ModelFiles
 from chairlift.models.safetensors import open_safetensors_folder
 from chairlift.models.weights import Weights, weights_from_gguf, weights_from_hf
@@ -52,5 +53,9 @@ def _open_folder(files: ModelFiles) -> Model:
         generation = read_config(generation_path)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
         config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)
-    weights = weights_from_hf(family, config, open_safetensors_folder(files.path), shown(files.path))
+    scheme = read_scheme(values, shown(path))
+    stored = open_safetensors_folder(files.path)
+    if scheme is not None:
+        stored = with_scales(stored, scheme)
+    weights = weights_from_hf(family, config, stored, shown(files.path))
     return Model(files.name, config, weights, files)

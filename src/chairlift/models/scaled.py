@@ -1,8 +1,8 @@
 """Weights of safetensors checkpoints quantised for other engines, taken apart into a grid like GGUF's.
 
 AWQ and GPTQ keep a weight transposed, eight numbers of four bits to a word: AWQ's are of eight rows in an order of its
-own, GPTQ's of eight columns in order. Their zero points have a word for eight rows. compressed-tensors packs rows
-as they are, numbers raised by half of the range; FP8 numbers are bytes, a table away from float32.
+own, GPTQ's of eight columns in order. compressed-tensors packs rows as they are, numbers raised by half of the
+range. The zero points of all have a word for several rows. FP8 numbers are bytes, a table away from float32.
 
 Source: the descriptions of these formats: AutoAWQ's GEMM version, GPTQ's formats 1 and 2, compressed-tensors'
 pack-quantized, int-quantized and float-quantized, and the block scales of DeepSeek V3.
@@ -154,8 +154,11 @@ def _zeros(tensor: Tensor, scaling: Scaling, first: int, last: int) -> Floats:
     if zeros is None:
         raise ValueError("no zero points")
     if tensor.encoding is Encoding.PACKED4:
-        # Eight rows to a word, and the words of a row of groups lie side by side.
         return _split_rows(_stored(zeros, zeros.rows, "<u4").T, first, last, _IN_ORDER).astype(np.float32)
+    if tensor.encoding is Encoding.PACKED8:
+        groups = zeros.cols
+        raised = _stored(zeros, zeros.rows, np.uint8).reshape(-1, groups, 4).transpose(0, 2, 1).reshape(-1, groups)
+        return raised[first:last].astype(np.float32) - 128
     if tensor.encoding not in _TRANSPOSED:
         return _stored(zeros, scaling.num_rows, np.int8)[first:last].astype(np.float32)
     words = _stored(zeros, zeros.rows, "<u4")

@@ -10,7 +10,10 @@ from chairlift.models.config import ModelConfig
 from chairlift.models.families import Family
 from chairlift.models.files import shown
 from chairlift.models.layout import Place, Slot, num_rows, slots_of
-from chairlift.models.tensor import Tensor
+from chairlift.models.tensor import Encoding, Tensor
+
+_NO_NUMBERS = (Encoding.I8, Encoding.I32, Encoding.I64)
+"""What means nothing without the scales beside it."""
 
 
 class Weights:
@@ -68,7 +71,8 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
         tensors[slot.name] = _placed(slot, slot.weight.hf, config, stored, used, where)
     if config.tie_embeddings:
         used.update(weight.hf.name for weight in family.weights if weight.name == "head")
-    refuse_unexpected((key for key in stored if key not in used and not key.endswith(family.hf_ignored)), where)
+    unexpected = (key for key in stored if key not in used and not key.endswith(family.hf_ignored))
+    refuse_unexpected((key for key in unexpected if not _adds_nothing(key, stored[key])), where)
     return Weights(tensors)
 
 
@@ -106,9 +110,15 @@ def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, i
         raise InvalidModel(f"{where}: tensor {key} is missing")
     if tensor.shape != shape:
         raise InvalidModel(f"{where}: tensor {key} has shape {tensor.shape}, the config asks for {shape}")
-    if shape[0] == 1 and tensor.encoding.unit > 1:
-        raise InvalidModel(f"{where}: vector {key} is stored as {tensor.encoding.label}, which is not supported")
+    if (shape[0] == 1 and tensor.encoding.unit > 1) or (tensor.scaling is None and tensor.encoding in _NO_NUMBERS):
+        what = "vector" if shape[0] == 1 else "tensor"
+        raise InvalidModel(f"{where}: {what} {key} is stored as {tensor.encoding.label}, which is not supported")
     return replace(tensor, name=name)
+
+
+def _adds_nothing(key: str, tensor: Tensor) -> bool:
+    """A bias of zeros, which some quantisers write beside every weight."""
+    return key.endswith(".bias") and tensor.rows == 1 and not any(tensor.raw)
 
 
 def refuse_unexpected(keys: Iterable[str], where: str) -> None:
