@@ -1,0 +1,236 @@
+"""Every family against Hugging Face transformers, whose logits are stored: see `make_family_fixtures.py`.
+
+The NumPy oracle at the stored positions, and what each feature is worth; then the OpenVINO executor in every precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from chairlift.executors.forward import ReferenceModel, empty_caches, forward, weights_of
+from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.executors.openvino.options import Dtype
+from chairlift.models import Model, ModelConfig, open_model, resolve
+from executors.driving import Driver, Recorder, divergence, run_decoding
+from executors.families import CONFIGS, NUM_TOKENS, POSITIONS, VOCAB_SIZE, expected, tokens_of, write_checkpoint
+
+ORACLE_TOLERANCE = 2e-4
+TOLERANCE = 1e-3
+NUM_BLOCKS = 12
+Floats = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    @cache
+    def opened(name: str) -> Model:
+        folder: Path = tmp_path_factory.mktemp("checkpoints")
+        return open_model(resolve(str(write_checkpoint(name, folder / name))))
+
+    return opened
+
+
+def computed(config: ModelConfig, weights: dict[str, Floats], name: str) -> Floats:
+    """The oracle's logits at the stored positions, with this config and these weights."""
+    keys, values = empty_caches(config, NUM_TOKENS)
+    model = ReferenceModel(config, weights, NUM_TOKENS)
+    return model.forward(tokens_of(name), 0, keys, values)[list(POSITIONS)]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_oracle_agrees_with_transformers(name: str, model_of: Callable[[str], Model]) -> None:
+    model = model_of(name)
+    logits = computed(model.config, weights_of(model), name)
+    assert np.abs(logits - expected(name)).max() < ORACLE_TOLERANCE
+    assert expected(name).std() > 3
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_oracle_computes_chunks_alike(name: str, model_of: Callable[[str], Model]) -> None:
+    model = model_of(name)
+    reference = ReferenceModel(model.config, weights_of(model), NUM_TOKENS)
+    keys, values = empty_caches(model.config, NUM_TOKENS)
+    tokens = tokens_of(name)
+    cuts = [0, 1, 30, 65, *range(66, NUM_TOKENS + 1)]
+    rows = [reference.forward(tokens[first:last], first, keys, values) for first, last in pairwise(cuts)]
+    assert np.abs(np.concatenate(rows)[list(POSITIONS)] - expected(name)).max() < ORACLE_TOLERANCE
+
+
+# ---------------------------------------------------------------- what every feature is worth
+
+WITHOUT: dict[str, list[dict[str, Any]]] = {
+    "qwen2-window-yarn": [
+        {"sliding_window": None},
+        {"sliding_layers": ()},
+        {"rope": {"scaling": "none"}},
+        {"rope": {"amplitude": 1.0}},
+        {"rope": {"beta_slow": 2.0}},
+    ],
+    "qwen3": [{"qk_norm": "none"}],
+    "mistral": [{"sliding_window": None}, {"sliding_window": 25}],
+    "smollm3": [{"unrotated_layers": ()}, {"unrotated_layers": (True, False, False, False)}],
+    "gemma3": [
+        {"activation": "silu"},
+        {"attention_scale": None},
+        {"embedding_scale": 1.0},
+        {"local_rope": None},
+        {"norm_offset": 0.0},
+        {"post_norms": False},
+        {"qk_norm": "none"},
+        {"rope": {"scaling": "none"}},
+        {"sliding_layers": ()},
+        {"sliding_window": None},
+        {"norm_eps": 1e-1},
+    ],
+    "phi3-long": [
+        {"rope": {"scaling": "none"}},
+        {"rope": {"original_max_model_len": 128}},
+        {"rope": {"amplitude": 1.0}},
+    ],
+    "phi3-short": [
+        {"rope": {"scaling": "none"}},
+        {"rope": {"original_max_model_len": 64}},
+        {"rope": {"amplitude": 1.0}},
+    ],
+    "phi3-window": [{"sliding_window": None}],
+    "olmo2": [{"qk_norm": "none"}, {"post_norms": False}],
+    "olmo3": [
+        {"local_rope": None},
+        {"sliding_layers": ()},
+        {"sliding_window": None},
+        {"rope": {"beta_fast": 32.0}},
+        {"rope": {"amplitude": 1.0}},
+    ],
+    "granite": [{"embedding_scale": 1.0}, {"attention_scale": None}, {"residual_scale": 1.0}, {"logit_scale": 1.0}],
+    "stablelm": [{"norm": "rms"}, {"rope": {"dim": 16}}, {"norm_eps": 1e-1}],
+    "stablelm-parallel": [{"qk_norm": "none"}, {"qk_norm": "zeroth"}],
+    "dynamic": [{"rope": {"scaling": "none"}}, {"rope": {"factor": 1.5}}, {"rope": {"original_max_model_len": 33}}],
+    "yarn": [{"rope": {"amplitude": 1.0}}, {"rope": {"factor": 4.0}}, {"rope": {"original_max_model_len": 64}}],
+    "yarn-mscale": [{"rope": {"amplitude": 1.0}}, {"rope": {"truncate": True}}],
+}
+
+
+def changed(model: Model, change: dict[str, Any]) -> tuple[ModelConfig, dict[str, Floats]]:
+    """A config that lacks something, and the weights that go with it."""
+    config, weights = model.config, weights_of(model)
+    if "rope" in change:
+        return replace(config, rope=replace(config.rope, **change["rope"])), weights
+    if change == {"qk_norm": "zeroth"}:  # all heads normalised with the weight of the first
+        weights.update({name: weights[name.rpartition(".")[0] + ".0"] for name in weights if "_norm." in name})
+        return config, weights
+    return replace(config, **change), weights
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [pytest.param(name, change, id=f"{name}: {change}") for name, changes in WITHOUT.items() for change in changes],
+)
+def test_every_feature_moves_the_logits(name: str, change: dict[str, Any], model_of: Callable[[str], Model]) -> None:
+    config, weights = changed(model_of(name), change)
+    assert np.abs(computed(config, weights, name) - expected(name)).max() > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("qwen2", "layers.1.q_bias"),
+        ("qwen2", "layers.0.v_bias"),
+        ("granite", "layers.1.o_bias"),
+        ("stablelm", "layers.1.attn_norm_bias"),
+        ("stablelm", "layers.0.mlp_norm_bias"),
+        ("stablelm", "norm_bias"),
+        ("stablelm", "layers.0.k_bias"),
+    ],
+)
+def test_every_bias_moves_the_logits(name: str, weight: str, model_of: Callable[[str], Model]) -> None:
+    weights = weights_of(model_of(name))
+    del weights[weight]
+    moved = np.abs(computed(model_of(name).config, weights, name) - expected(name)).max()
+    # A bias of keys adds the same to all scores of a query, but for the rotation between them.
+    assert moved > 10 * TOLERANCE
+
+
+def test_parallel_residual_moves_the_logits(model_of: Callable[[str], Model]) -> None:
+    model = model_of("stablelm-parallel")
+    weights = weights_of(model)
+    for layer in range(model.config.num_layers):
+        for part in ("", "_bias"):
+            weights[f"layers.{layer}.mlp_norm{part}"] = weights[f"layers.{layer}.attn_norm{part}"]
+    config = replace(model.config, parallel_residual=False)
+    assert np.abs(computed(config, weights, "stablelm-parallel") - expected("stablelm-parallel")).max() > 10 * TOLERANCE
+
+
+# ---------------------------------------------------------------- the executor
+
+
+def run_executor(model: Model, name: str, dtype: Dtype) -> tuple[Floats, Floats, Floats]:
+    """Logits of one sequence: of all positions from 23 on by decoding, of some by chunks, of the whole at once."""
+    recorder = Recorder(4, VOCAB_SIZE)
+    options = ExecutorOptions(
+        max_num_seqs=4,
+        max_model_len=NUM_TOKENS,
+        dtype=dtype,
+        kv_cache_memory_bytes=1 << 28,
+        max_num_batched_tokens=NUM_TOKENS,
+    )
+    executor = OpenVINOExecutor.load(model, options, lambda *_: recorder)
+    driver = Driver(executor, recorder, NUM_BLOCKS)
+    tokens = tokens_of(name)
+    decoded = run_decoding(driver, tokens, 23)
+    chunked = []
+    driver.join(1, tokens, 79)
+    for count in (7, 26, 13, 1, 32):
+        driver.step({1: count})
+    chunked.append(driver.logits(1))
+    driver.step(decodes=[1])
+    chunked.append(driver.logits(1))
+    driver.leave(1)
+    driver.join(2, tokens, NUM_TOKENS)
+    driver.step({2: NUM_TOKENS})
+    whole = driver.logits(2)[None]
+    driver.leave(2)
+    return decoded, np.stack(chunked), whole
+
+
+def check_executor(model: Model, name: str, dtype: Dtype, check: Callable[[Floats, Floats], None]) -> None:
+    decoded, chunked, whole = run_executor(model, name, dtype)
+    after = [i for i, position in enumerate(POSITIONS) if position >= 22]
+    stored = expected(name)
+    check(decoded[[POSITIONS[i] - 22 for i in after]], stored[after])
+    check(chunked, stored[[POSITIONS.index(78), POSITIONS.index(79)]])
+    check(whole, stored[[POSITIONS.index(79)]])
+
+
+def close(logits: Floats, stored: Floats) -> None:
+    assert np.abs(logits - stored).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel"])
+def test_float32(name: str, model_of: Callable[[str], Model]) -> None:
+    check_executor(model_of(name), name, "float32", close)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel"}))
+def test_float32_of_the_others(name: str, model_of: Callable[[str], Model]) -> None:
+    check_executor(model_of(name), name, "float32", close)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("dtype", "bound"), [("bfloat16", 0.002), ("int8", 0.02)])
+def test_rounded(name: str, dtype: Dtype, bound: float, model_of: Callable[[str], Model]) -> None:
+    """Mean divergence from transformers' float32, over all positions that are decoded."""
+    decoded, chunked, whole = run_executor(model_of(name), name, dtype)
+    exact = forward(model_of(name), tokens_of(name), NUM_TOKENS)
+    assert divergence(decoded, exact[22:]).mean() < bound
+    assert divergence(np.concatenate((chunked, whole)), exact[[78, 79, 79]]).mean() < 3 * bound
