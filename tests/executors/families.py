@@ -98,7 +98,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "smollm3",
         "SmolLM3ForCausalLM",
         num_hidden_layers=4,
-        no_rope_layers=[1, 0, 1, 1],
+        no_rope_layers=[1, 1, 1, 0],
         attention_bias=False,
         mlp_bias=False,
         tie_word_embeddings=True,

@@ -77,7 +77,7 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
     ],
     "qwen3": [{"qk_norm": "none"}],
     "mistral": [{"sliding_window": None}, {"sliding_window": 25}],
-    "smollm3": [{"unrotated_layers": ()}, {"unrotated_layers": (True, False, False, False)}],
+    "smollm3": [{"unrotated_layers": ()}, {"unrotated_layers": (True, False, False, True)}],
     "gemma3": [
         {"activation": "silu"},
         {"attention_scale": None},

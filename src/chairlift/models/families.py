@@ -124,9 +124,11 @@ def _smollm3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         unrotated = tuple(one == 0 for one in rotated[: config.num_layers])
     else:
         raise fields.error(f"no_rope_layers must be a list of {config.num_layers} numbers, 0 or 1")
-    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    config = replace(config, unrotated_layers=unrotated)
+    if not fields.flag("use_sliding_window", False):
+        return config
     sliding = sliding_layers(fields, config.num_layers) or unrotated
-    return replace(config, unrotated_layers=unrotated, sliding_window=window, sliding_layers=sliding)
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
 
 
 def _smollm3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
@@ -237,7 +239,8 @@ def _olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
     config = replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
     if config.sliding_window is None:
         return config
-    local_rope, rope = Rope(config.rope.dim, config.rope.theta), config.rope
+    rope = config.rope
+    local_rope = Rope(rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, rope.theta))
     if rope.scaling == "yarn":
         rope = replace(rope, amplitude=keys.number("rope.scaling.attn_factor", 1e-3, 1e3, rope.amplitude))
     layers = sliding_pattern(keys, config.num_layers, 4)
