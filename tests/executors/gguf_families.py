@@ -164,7 +164,7 @@ def _scaling(config: dict[str, Any]) -> dict[str, Any]:
                     "rope.scaling.yarn_beta_slow": scaling["beta_slow"],
                     "rope.freq_base_swa": both["sliding_attention"]["rope_theta"],
                 }
-        case "longrope":
+        case "longrope" if original:
             keys["rope.scaling.attn_factor"] = math.sqrt(1 + math.log(context / original) / math.log(original))
     return keys
 

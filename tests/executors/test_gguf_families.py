@@ -20,7 +20,7 @@ from models.writers import encode, write_gguf
 
 TOLERANCE = 2e-4
 DIFFERENT: dict[str, dict[str, Any]] = {"gemma3": {"norm_offset": 0.0, "attention_scale": 256**-0.5}}
-"""What a file says otherwise: Gemma's norms have their offset already, and the scale of scores follows from the size."""
+"""What a file says otherwise: Gemma's norms have their offset already, and it does not say how scores are scaled."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def numbers_of(config: ModelConfig) -> dict[str, Any]:
     values: dict[str, Any] = {field.name: getattr(config, field.name) for field in fields(config)}
     for key in ("rope", "local_rope"):
         rope: Rope | None = values.pop(key)
-        values[key] = rope and [np.float32(rope.amplitude), *np.float32(rope.inv_freq(NUM_TOKENS))]
+        values[key] = rope and [rope.amplitude, *rope.inv_freq(NUM_TOKENS)]
     for key in ("norm_eps", "attention_scale", "residual_scale", "logit_scale", "embedding_scale"):
         values[key] = values[key] and pytest.approx(values[key], rel=1e-6)
     del values["architecture"]

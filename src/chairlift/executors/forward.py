@@ -162,10 +162,10 @@ def _attend(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int64], windo
     num_new, num_heads, head_size = q.shape
     group = num_heads // k.shape[1]
     q = q.reshape(num_new, -1, group, head_size)
-    scores = np.einsum("nkgs,cks->kgnc", q, k) * np.float32(scale)
+    scores = np.einsum("nkgs,cks->kgnc", q, k, optimize=True) * np.float32(scale)
     distance = positions[:, None] - np.arange(len(k))  # [new, context]
     scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
-    attended: Floats = np.einsum("kgnc,cks->nkgs", weights, v).reshape(num_new, -1)
+    attended: Floats = np.einsum("kgnc,cks->nkgs", weights, v, optimize=True).reshape(num_new, -1)
     return attended

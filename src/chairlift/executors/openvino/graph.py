@@ -73,7 +73,9 @@ def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
     kind = head_dtype(dtype)
     weight = pack([model.weights.tensor("head")], kind, GROUPS[kind], packed)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
-    logits = scaled(product(hidden.output(0), weight), model.config.logit_scale)
+    # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
+    # recognised as compressed any more.
+    logits = product(scaled(hidden.output(0), model.config.logit_scale), weight)
     return ov.Model([op.result(logits)], [hidden], "head")
 
 
@@ -126,19 +128,20 @@ class _Body:
                 x, h, attended = (
                     op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, h, attended)
                 )
-            x = self._added(x, self._product(attended, name, "o"), name + "attn_post_norm")
+            x = op.add(x, self._output(attended, name, "o", "attn_post_norm")).output(0)
             if not config.parallel_residual:
                 h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
-            x = self._added(x, self._mlp(h, name), name + "mlp_post_norm")
+            x = op.add(x, self._output(self._gated(h, name), name, "down", "mlp_post_norm")).output(0)
         hidden = self._norm(x, "norm")
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
-    def _added(self, x: Output, y: Output, post_norm: str) -> Output:
-        """What attention or MLP gives, added to what goes past it."""
+    def _output(self, x: Output, name: str, part: str, post_norm: str) -> Output:
+        """What attention or MLP adds to what goes past it: `x` times their last weight."""
+        scale = self._config.residual_scale
         if self._config.post_norms:
-            y = self._norm(y, post_norm)
-        return op.add(x, scaled(y, self._config.residual_scale)).output(0)
+            return scaled(self._norm(self._product(x, name, part), name + post_norm), scale)
+        return self._product(scaled(x, scale), name, part, bias_scale=scale)  # before the product, as in the head
 
     def _attention(
         self,
@@ -184,9 +187,9 @@ class _Body:
             self._rotations[rope] = Rotation(positions, inv_freq, self._config.head_size, rope.amplitude)
         return self._rotations[rope]
 
-    def _mlp(self, h: Output, name: str) -> Output:
+    def _gated(self, h: Output, name: str) -> Output:
         gate = activated(self._product(h, name, "gate"), self._config.activation)
-        return self._product(op.multiply(gate, self._product(h, name, "up")).output(0), name, "down")
+        return op.multiply(gate, self._product(h, name, "up")).output(0)
 
     def _norm(self, x: Output, name: str) -> Output:
         bias = self._vector(name + "_bias") if name + "_bias" in self._model.weights else None
@@ -195,11 +198,11 @@ class _Body:
     def _norm_weight(self, name: str) -> NDArray[np.float32]:
         return self._vector(name) + np.float32(self._config.norm_offset)
 
-    def _product(self, x: Output, name: str, *parts: str) -> Output:
+    def _product(self, x: Output, name: str, *parts: str, bias_scale: float = 1.0) -> Output:
         """`x` times one weight, or several side by side, plus their biases if the model has them."""
         y = product(x, self._weights[tuple(name + part for part in parts)])
         if name + parts[0] + "_bias" in self._model.weights:
-            bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts])
+            bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts]) * np.float32(bias_scale)
             y = op.add(y, op.constant(bias.reshape(1, -1))).output(0)
         return y
 
