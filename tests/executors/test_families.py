@@ -5,6 +5,7 @@ The NumPy oracle at the stored positions, and what each feature is worth; then t
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,9 +22,11 @@ from chairlift.executors.forward import ReferenceModel, empty_caches, forward, w
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.program import Program
-from chairlift.models import Model, ModelConfig, open_model, resolve
+from chairlift.models import Model, ModelConfig, open_model, resolve, to_float32
 from executors.driving import Driver, Recorder, divergence, run_decoding
 from executors.families import CONFIGS, NUM_TOKENS, POSITIONS, VOCAB_SIZE, expected, tokens_of, write_checkpoint
+from executors.families import weights_of as tensors_of
+from models.writers import encode, write_safetensors
 
 ORACLE_TOLERANCE = 2e-4
 TOLERANCE = 1e-3
@@ -65,6 +68,24 @@ def test_oracle_computes_chunks_alike(name: str, model_of: Callable[[str], Model
     cuts = [0, 1, 30, 65, *range(66, NUM_TOKENS + 1)]
     rows = [reference.forward(tokens[first:last], first, keys, values) for first, last in pairwise(cuts)]
     assert np.abs(np.concatenate(rows)[list(POSITIONS)] - expected(name)).max() < ORACLE_TOLERANCE
+
+
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_text_part_of_a_model_for_pictures(prefix: str, model_of: Callable[[str], Model], tmp_path: Path) -> None:
+    """Both ways in which such checkpoints have been written."""
+    text = {key: value for key, value in CONFIGS["gemma3"].items() if key not in ("architectures", "eos_token_id")}
+    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": text, "eos_token_id": [2, 5]}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    tensors = {prefix + key.removeprefix("model."): value for key, value in tensors_of("gemma3").items()}
+    picture = np.zeros((2, 2), np.float32)
+    others = {"vision_tower.patch.weight": picture, "multi_modal_projector.norm.weight": picture}
+    encoded = {key: encode(value, "F32") for key, value in (tensors | others).items()}
+    write_safetensors(tmp_path / "model.safetensors", encoded)
+    model, alone = open_model(resolve(str(tmp_path))), model_of("gemma3")
+    assert model.config == replace(alone.config, eos_token_ids=(2, 5))
+    assert model.weights.names == alone.weights.names
+    key = "layers.2.down"
+    np.testing.assert_array_equal(to_float32(model.weights.tensor(key)), to_float32(alone.weights.tensor(key)))
 
 
 # ---------------------------------------------------------------- what every feature is worth

@@ -44,6 +44,8 @@ class Family:
     hf_architectures: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
     weights: tuple[Weight, ...] = decoder_weights()
+    hf_wrappers: tuple[str, ...] = ()
+    """Models for texts and pictures whose text part is of this family; the rest of them is not opened."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     from_json: FromJson = _nothing_from_json
     from_gguf: FromGGUF = _nothing_from_gguf
@@ -57,6 +59,8 @@ class Family:
         Raises:
             InvalidModel: a field is missing, of the wrong type, out of bounds, or asks for something not supported.
         """
+        if values["architectures"][0] in self.hf_wrappers:
+            values = _text_part(values, where)
         values = {**self.defaults, **values}
         return self.from_json(Fields(values, where), config_from_json(values, self.name, where))
 
@@ -72,6 +76,15 @@ class Family:
         return self.from_gguf(Metadata(gguf), config)
 
 
+def _text_part(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The config of the text part of a model for texts and pictures; some fields are those of the whole."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise InvalidModel(f"{where}: text_config must be an object")
+    shared = ("tie_word_embeddings", "bos_token_id", "eos_token_id")
+    return {**{key: values[key] for key in shared if key in values}, **text}
+
+
 def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     """The family that a `config.json` declares.
 
@@ -82,9 +95,9 @@ def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     if not isinstance(declared, list) or not declared or not isinstance(declared[0], str):
         raise InvalidModel(f"{where}: architectures must be a list of names")
     for family in FAMILIES:
-        if declared[0] in family.hf_architectures:
+        if declared[0] in family.hf_architectures + family.hf_wrappers:
             return family
-    supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures)
+    supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures + family.hf_wrappers)
     raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported ({supported} are)")
 
 
@@ -308,6 +321,7 @@ FAMILIES = (
         ("MistralForCausalLM",),
         (),
         _PERMUTED,
+        hf_wrappers=("Mistral3ForConditionalGeneration",),
         defaults={"sliding_window": 4096},
         from_json=_mistral_from_json,
     ),
@@ -334,7 +348,11 @@ FAMILIES = (
         ("Gemma3ForCausalLM",),
         ("gemma3",),
         decoder_weights(hf={"mlp_norm": "pre_feedforward_layernorm"}),
+        hf_wrappers=("Gemma3ForConditionalGeneration",),
         defaults={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
             "hidden_activation": "gelu_pytorch_tanh",
             "head_dim": 256,
             "tie_word_embeddings": True,

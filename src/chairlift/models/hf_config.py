@@ -93,6 +93,8 @@ def rope_from_json(fields: Fields, scaling: Fields, head_size: int, max_model_le
     Raises:
         InvalidModel: a field is missing, out of bounds, or asks for something not supported.
     """
+    if scaling.get("llama_4_scaling_beta") is not None:
+        raise fields.error("scores that grow with the position (llama_4_scaling_beta) are not supported")
     theta = (scaling if scaling.get("rope_theta") is not None else fields).number("rope_theta", 1.0, 1e12, 10000.0)
     partial = scaling if scaling.get("partial_rotary_factor") is not None else fields
     dim = int(head_size * partial.number("partial_rotary_factor", 0.0, 1.0, 1.0))

@@ -67,6 +67,8 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     """
     tensors: dict[str, Tensor] = {}
     used: set[str] = set()
+    if family.hf_wrappers:
+        stored = _text_part(stored)
     for slot in slots_of(family.weights, config):
         tensors[slot.name] = _placed(slot, slot.weight.hf, config, stored, used, where)
     if config.tie_embeddings:
@@ -74,6 +76,20 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     unexpected = (key for key in stored if key not in used and not key.endswith(family.hf_ignored))
     refuse_unexpected((key for key in unexpected if not _adds_nothing(key, stored[key])), where)
     return Weights(tensors)
+
+
+_PICTURE_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_TEXT_PARTS = {"language_model.": "", "model.language_model.": "model."}
+
+
+def _text_part(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the text part of a model for texts and pictures, by the names that they have in one for texts."""
+    text = {}
+    for key, tensor in stored.items():
+        if not key.startswith(_PICTURE_PARTS):
+            prefix = next((prefix for prefix in _TEXT_PARTS if key.startswith(prefix)), "")
+            text[_TEXT_PARTS.get(prefix, "") + key.removeprefix(prefix)] = tensor
+    return text
 
 
 def _placed(
