@@ -95,6 +95,11 @@ class Tensor:
         """Bytes of one stored row."""
         return self.cols // self.encoding.unit * self.encoding.unit_bytes
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its numbers in the file; scales that stand beside them are not counted."""
+        return self.rows * self.row_bytes
+
     def rows_between(self, first: int, count: int) -> Tensor:
         """Some of its rows, where it holds several weights on top of each other."""
         if self.scaling is not None:

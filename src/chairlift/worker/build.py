@@ -13,6 +13,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request
+from chairlift.executors.loading import Report
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.grammars.checker import Checker
 from chairlift.grammars.compiling import Vocabulary
@@ -21,6 +22,7 @@ from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Constraint, ConstraintFactory, Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
+from chairlift.worker.loading import LoadingBar
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.reporting import Reporting
 
@@ -80,15 +82,15 @@ class LoadedModel:
         return Engine(scheduler, Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
-def build(options: EngineOptions) -> Built:
-    """Load a model and put an engine around it.
+def build(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> Built:
+    """Load a model and put an engine around it. `show` is given its name and shows how far it is loaded.
 
     Raises:
         InvalidModel: there is no such model, or its files cannot be used.
         InvalidOption: options that do not go with this model or machine.
     """
     journal = None if options.journal is None else open_journal(Path(options.journal), options.journal_options())
-    loaded = load(options)
+    loaded = load(options, show)
     engine = loaded.engine(options.policy(), recorder=journal)
     if journal is not None:
         journal.start(engine.scheduler)
@@ -96,7 +98,7 @@ def build(options: EngineOptions) -> Built:
     return Built(engine, loaded.model, loaded.text, loaded.limits, shape, journal, loaded.grammars)
 
 
-def load(options: EngineOptions) -> LoadedModel:
+def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> LoadedModel:
     """Load a model. The tokenizer is read, and made ready for grammars, while the device compiles.
 
     Raises:
@@ -123,7 +125,8 @@ def load(options: EngineOptions) -> LoadedModel:
     with ThreadPoolExecutor(1, "text") as pool:
         reading = pool.submit(_read_text, model)
         constraints = _Constraints(reading)
-        executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed, constraints))
+        sampler_factory = _sampler_factory(options.seed, constraints)
+        executor = OpenVINOExecutor.load(model, executor_options, sampler_factory, show(model.name))
         text, grammars = reading.result()
 
     shape = executor.cache_shape

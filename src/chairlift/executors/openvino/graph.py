@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from openvino import Output, Type
 from openvino import opset13 as op
 
+from chairlift.executors.loading import LoadedBytes
 from chairlift.executors.openvino.attention import (
     AttentionShape,
     Ragged,
@@ -68,10 +69,18 @@ def attention_shapes(model: Model) -> set[AttentionShape]:
     return {attention_shape(model, layer) for layer in range(model.config.num_layers)}
 
 
-def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
+def num_packed_bytes(model: Model) -> int:
+    """Bytes in the file of all weights that are packed, those that are packed twice counted twice."""
+    names = ["embed", "head", *(name for parts in _product_names(model) for name in parts)]
+    return sum(model.weights.tensor(name).num_bytes for name in names)
+
+
+def build_head(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes) -> ov.Model:
     """The graph from hidden states to logits. `packed` takes its weights and must live until the graph has run once."""
     kind = head_dtype(dtype)
-    weight = pack([model.weights.tensor("head")], kind, GROUPS[kind], packed)
+    tensor = model.weights.tensor("head")
+    weight = pack([tensor], kind, GROUPS[kind], packed)
+    loaded.add(tensor.num_bytes)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
     # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
     # recognised as compressed any more.
@@ -79,28 +88,47 @@ def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
     return ov.Model([op.result(logits)], [hidden], "head")
 
 
-def build_body(model: Model, dtype: Dtype, max_model_len: int, embeddings: Arena, packed: Arena) -> ov.Model:
+PackedLayers = dict[tuple[str, ...], Packed]
+"""The weights of all layers, by the names of those that are multiplied as one."""
+
+
+def pack_layers(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes) -> PackedLayers:
+    """The weights of all layers in `packed`, which must live until the graph that shares them has run once."""
+
+    def pack_one(parts: tuple[str, ...]) -> Packed:
+        tensors = [model.weights.tensor(name) for name in parts]
+        weight = pack(tensors, dtype, GROUPS[dtype], packed)
+        loaded.add(sum(tensor.num_bytes for tensor in tensors))
+        return weight
+
+    names = _product_names(model)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return dict(zip(names, pool.map(pack_one, names), strict=True))
+
+
+def build_body(
+    model: Model, dtype: Dtype, max_model_len: int, layers: PackedLayers, embeddings: Arena, loaded: LoadedBytes
+) -> ov.Model:
     """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
 
     `max_model_len` is the context that is served, which some ways to stretch a context depend on.
-    `embeddings` takes what must live as long as the graph runs, `packed` what must live until it has run once.
+    `embeddings` takes what must live as long as the graph runs.
     """
+    tensor = model.weights.tensor("embed")
+    table = pack([tensor], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
+    loaded.add(tensor.num_bytes)
+    return _Body(model, max_model_len, table, layers).build()
+
+
+def _product_names(model: Model) -> list[tuple[str, ...]]:
     layers = range(model.config.num_layers)
-    names = [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
-
-    def pack_one(parts: tuple[str, ...]) -> Packed:
-        return pack([model.weights.tensor(name) for name in parts], dtype, GROUPS[dtype], packed)
-
-    table = pack([model.weights.tensor("embed")], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        weights = dict(zip(names, pool.map(pack_one, names), strict=True))
-    return _Body(model, max_model_len, table, weights).build()
+    return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
 
 
 class _Body:
     """Adds one layer after the other to a graph."""
 
-    def __init__(self, model: Model, max_model_len: int, table: Packed, weights: dict[tuple[str, ...], Packed]) -> None:
+    def __init__(self, model: Model, max_model_len: int, table: Packed, weights: PackedLayers) -> None:
         config = model.config
         self._model = model
         self._config = config
