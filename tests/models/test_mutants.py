@@ -19,7 +19,7 @@ from chairlift.core.errors import InvalidModel
 from chairlift.models import ModelFiles, open_model, to_bfloat16, to_float32, to_int4, to_int8
 from models.block_writers import ENCODERS
 from models.quantized_folders import KINDS, quantized_folder
-from models.writers import tiny_llama
+from models.writers import encode, tiny_llama, write_gguf
 
 NUMBERS = [0, 1, 2, 3, 31, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 MAX_SECONDS = 5.0
@@ -173,6 +173,18 @@ def test_gguf_mutants_of_every_type(tmp_path: Path, count: int, encoding: str) -
     path = tiny.write_gguf(tmp_path / "m.gguf", encoding)
     header_bytes = path.read_bytes().rindex(b".weight") + 40
     assert run(ModelFiles("m", path, "gguf"), path, count, header_bytes) > count // 3
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("part", [1, 2])
+def test_mutants_of_a_split_file(tmp_path: Path, count: int, part: int) -> None:
+    tiny = tiny_llama(0, num_layers=1, hidden_size=32, head_size=8, intermediate_size=32)
+    head = {"output.weight": encode(tiny.weights.pop("lm_head.weight"), "Q4_0")}
+    first = tiny.write_gguf(tmp_path / "m-00001-of-00002.gguf", "Q4_0", {"split.no": 0, "split.count": 2})
+    second = write_gguf(tmp_path / "m-00002-of-00002.gguf", {"split.no": 1, "split.count": 2}, head)
+    damaged = (first, second)[part - 1]
+    header_bytes = damaged.read_bytes().rindex(b".weight") + 40
+    assert run(ModelFiles("m", first, "gguf"), damaged, count, header_bytes) > count // 3
 
 
 @pytest.mark.parametrize("count", FEW)

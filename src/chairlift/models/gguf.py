@@ -12,6 +12,7 @@ Source: the GGUF specification of ggml, versions 2 and 3.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ MAX_ARRAY_STRINGS = 1 << 20
 """Strings in all arrays together: 262,144 tokens with 580,000 merges fit."""
 MAX_ARRAY_TEXT_BYTES = 16 << 20
 MAX_DIM = 1 << 40
+MAX_PARTS = 1024
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
+"""How the parts of a split file are named."""
 
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, Literal["B", "b", "H", "h", "I", "i", "f", "Q", "q", "d"]] = {
@@ -185,12 +190,51 @@ class GGUF:
 
 
 def open_gguf(path: Path) -> GGUF:
-    """Map a GGUF file and read its header.
+    """Map a GGUF file and read its header; of a split one, map the other parts too, whose tensors are added.
 
     Raises:
-        InvalidModel: not a GGUF file of version 2 or 3, malformed, or with a tensor in an unsupported encoding.
+        InvalidModel: not a GGUF file of version 2 or 3, malformed, with a tensor in an unsupported encoding, or a part
+            that is not the first, or whose others are missing.
     """
-    return _Reader(path, map_file(path)).read()
+    gguf = _Reader(path, map_file(path)).read()
+    count = gguf.integer("split.count", 1)
+    if count <= 1:
+        return gguf
+    number = gguf.integer("split.no", 0)
+    named = _PART.fullmatch(path.name)
+    if not 0 <= number < count <= MAX_PARTS or named is None or int(named[3]) != count or int(named[2]) != number + 1:
+        raise gguf.error(f"part {number + 1} of {count} must be named NAME-{number + 1:05}-of-{count:05}.gguf")
+    if number != 0:
+        raise gguf.error(f"part {number + 1} of {count}: give the first one, {shown(part_name(path, 1))}")
+    for other in range(1, count):
+        _add_part(gguf, path.with_name(part_name(path, other + 1)), other, count)
+    expected = gguf.integer("split.tensors.count", len(gguf.tensors))
+    if expected != len(gguf.tensors):
+        raise gguf.error(f"{len(gguf.tensors)} tensors in {count} parts, {expected} are announced")
+    return gguf
+
+
+def _add_part(gguf: GGUF, path: Path, number: int, count: int) -> None:
+    part = _Reader(path, map_file(path)).read()
+    if (part.integer("split.no", 0), part.integer("split.count", 1)) != (number, count):
+        raise part.error(f"not part {number + 1} of {count}")
+    if len(gguf.tensors) + len(part.tensors) > MAX_TENSORS:
+        raise part.error(f"more than {MAX_TENSORS} tensors in {count} parts")
+    for name, tensor in part.tensors.items():
+        if name in gguf.tensors:
+            raise part.error(f"tensor {shown(name)} is in another part too")
+        gguf.tensors[name] = tensor
+
+
+def part_name(path: Path, number: int) -> str:
+    """The name of another part beside a part of a split file; the name itself if it is none."""
+    return _PART.sub(lambda named: f"{named[1]}-{number:05}-of-{named[3]}{named[4]}", path.name)
+
+
+def model_name(path: Path) -> str:
+    """A file's name without its ending, and without the number of a part."""
+    named = _PART.fullmatch(path.name)
+    return named[1] if named else path.stem
 
 
 class _Reader:

