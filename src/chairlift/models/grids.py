@@ -28,12 +28,14 @@ _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 class Grid:
     """`numbers * scales + offsets`: numbers `[..., groups, group]`, scales and offsets float32 `[..., groups]`.
 
-    Numbers are int8 (signed), uint8, or float32 where a type is no grid of integers (FP8).
+    Numbers are int8 (signed), uint8, or float32 where a type is no grid of integers (FP8). A type that states zero
+    points means `(numbers - zeros) * scales`; its offsets are those, multiplied out.
     """
 
     numbers: NDArray[Any]
     scales: Floats
     offsets: Floats | None = None
+    zeros: Floats | None = None
 
     def of_rows(self, num_rows: int) -> Grid:
         """The same, the blocks of a row side by side: numbers `[rows, groups, group]`."""
@@ -42,11 +44,13 @@ class Grid:
         return Grid(self.numbers.reshape(num_rows, -1, self.numbers.shape[-1]), self.scales.reshape(shape), offsets)
 
     def write_float32(self, out: Floats) -> None:
-        """The numbers themselves, in the order and the rounding of a scalar loop: a product, then a sum."""
+        """The numbers themselves, in the order and the rounding of a scalar loop."""
         shaped = out.reshape(self.numbers.shape)
         shaped[...] = self.numbers
+        if self.zeros is not None:
+            shaped -= self.zeros[..., None]
         shaped *= self.scales[..., None]
-        if self.offsets is not None:
+        if self.offsets is not None and self.zeros is None:
             shaped += self.offsets[..., None]
 
 

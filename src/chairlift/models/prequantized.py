@@ -223,7 +223,7 @@ class _Joining:
             return None
         groups = self._take(name, (Encoding.I32,), (1, cols))
         numbers = groups.raw.cast("i").tolist()
-        if numbers == [j // group for j in range(cols)] or set(numbers) == {-1}:
+        if numbers == [j // group for j in range(cols)] or set(numbers) in ({-1}, {0}):  # the last two: not written
             return None
         if not 0 <= min(numbers) <= max(numbers) < num_groups:
             raise self._scheme.error(f"tensor {shown(name)} names groups outside 0 to {num_groups - 1}")

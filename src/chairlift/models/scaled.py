@@ -68,7 +68,7 @@ def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
             numbers = np.subtract(numbers, np.uint8(8), out=numbers).view(np.int8)
         return Grid(numbers, scales)
     zeros = _per_group(tensor, scaling, _zeros(tensor, scaling, first, last))
-    return Grid(numbers, scales, -zeros * scales)
+    return Grid(numbers, scales, -zeros * scales, zeros)
 
 
 def _group(tensor: Tensor, scaling: Scaling) -> int:
