@@ -13,9 +13,10 @@ import pytest
 
 from chairlift.core.errors import InvalidModel
 from chairlift.executors.forward import ReferenceModel, empty_caches, weights_of
-from chairlift.models import Model, ModelConfig, Rope, open_model, resolve, to_float32
+from chairlift.models import Model, ModelConfig, ModelFiles, Rope, open_model, resolve, to_float32
 from executors.families import NUM_TOKENS, POSITIONS, expected, tokens_of, write_checkpoint
 from executors.gguf_families import NAMES, metadata_of, tensors_of, write_gguf_checkpoint
+from models.test_mutants import run
 from models.writers import encode, write_gguf
 
 TOLERANCE = 2e-4
@@ -88,6 +89,20 @@ def test_parts_of_a_tensor_are_cut_in_every_encoding(encoding: str, tmp_path: Pa
         whole = to_float32(model.gguf.tensors[f"blk.1.{key}.weight"])
         stacked = np.concatenate([to_float32(model.weights.tensor(f"layers.1.{part}")) for part in parts])
         np.testing.assert_array_equal(stacked, whole)
+
+
+def test_yarn_that_was_added_later_stretches_the_context(tmp_path: Path) -> None:
+    tensors = {key: encode(numbers, "F32") for key, numbers in tensors_of("yarn").items()}
+    path = write_gguf(tmp_path / "m.gguf", {**metadata_of("yarn"), "llama.context_length": 32}, tensors)
+    assert open_model(resolve(str(path))).config.max_model_len == 256
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["phi3-long", "olmo3", "stablelm-parallel", "gemma3", "granite"])
+def test_mutants(name: str, count: int, tmp_path: Path) -> None:
+    """Damaged files with what single families have: as in `test_mutants.py`."""
+    path = write_gguf_checkpoint(name, tmp_path / "m.gguf")
+    assert run(ModelFiles("m", path, "gguf"), path, count, header_bytes=6000) > count // 3
 
 
 def test_sliding_layers_by_period(tmp_path: Path) -> None:

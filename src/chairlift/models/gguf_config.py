@@ -61,6 +61,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
     bos = "tokenizer.ggml.bos_token_id"
     layer_norm = keys.has("attention.layer_norm_epsilon")
     max_model_len = keys.size("context_length", MAX_CONTEXT)
+    rope = rope_from_gguf(keys, head_size, max_model_len)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -70,9 +71,9 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         head_size=head_size,
         intermediate_size=keys.size("feed_forward_length", MAX_SIZE),
         vocab_size=vocab_size,
-        max_model_len=max_model_len,
+        max_model_len=_stretched(rope, max_model_len),
         norm_eps=keys.number(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", 0.0, 1.0),
-        rope=rope_from_gguf(keys, head_size, max_model_len),
+        rope=rope,
         tie_embeddings="output.weight" not in gguf.tensors,
         sliding_window=keys.size("attention.sliding_window", MAX_CONTEXT, 0, low=0) or None,
         attention_bias="blk.0.attn_q.bias" in gguf.tensors,
@@ -81,6 +82,13 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         bos_token_id=gguf.integer(bos) if gguf.has(bos) else None,
         eos_token_ids=tuple(dict.fromkeys(gguf.integer(key) for key in ends if gguf.has(key))),
     )
+
+
+def _stretched(rope: Rope, max_model_len: int) -> int:
+    """The context that a model was made for: where yarn was added later, the file may still have the old one."""
+    if rope.scaling != "yarn":
+        return max_model_len
+    return max(max_model_len, min(int(rope.original_max_model_len * rope.factor), MAX_CONTEXT))
 
 
 def sliding_pattern(keys: Metadata, num_layers: int, default: int) -> tuple[bool, ...]:

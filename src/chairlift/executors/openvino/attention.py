@@ -202,6 +202,8 @@ def _worst_error(core: ov.Core, properties: Mapping[str, object], shape: Attenti
         live = [i for i, count in enumerate(counts) if count]
         past = [len(history[i][0]) for i in live]
         new = [[rng.standard_normal((counts[i], n, shape.head_size), np.float32) for n in sizes] for i in live]
+        for q, _, _ in new:  # scores of usual size, whatever their scale: the tolerance is for those
+            q *= np.float32(shape.head_size**-0.5 / shape.score_scale)
         num_blocks = [-(-(p + counts[i]) // BLOCK_SIZE) for p, i in zip(past, live, strict=True)]
         blocks = [tables[i, :n] for i, n in zip(live, num_blocks, strict=True)]
         empty = [0] if len(live) == sum(counts) else []
