@@ -153,6 +153,7 @@ def test_the_installed_package_opens() -> None:
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]}, "layer_types must be a list"),
         ({"architectures": ["MistralForCausalLM"], "layer_types": ["linear_attention"] * 2}, "linear_attention"),
         ({"partial_rotary_factor": 0.1}, "cannot be rotated in pairs"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for llama"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "64"}, "hidden_size must be an integer"),
         ({"hidden_size": True}, "hidden_size must be an integer"),

@@ -47,6 +47,8 @@ class Family:
     hf_wrappers: tuple[str, ...] = ()
     """Models for texts and pictures whose text part is of this family; the rest of them is not opened."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    partial_rotation: bool = False
+    """Whether its `partial_rotary_factor` means anything: the original code of the others does not look at it."""
     from_json: FromJson = _nothing_from_json
     from_gguf: FromGGUF = _nothing_from_gguf
     hf_ignored: tuple[str, ...] = (".rotary_emb.inv_freq", ".masked_bias")
@@ -62,7 +64,10 @@ class Family:
         if values["architectures"][0] in self.hf_wrappers:
             values = _text_part(values, where)
         values = {**self.defaults, **values}
-        return self.from_json(Fields(values, where), config_from_json(values, self.name, where))
+        fields, config = Fields(values, where), config_from_json(values, self.name, where)
+        if config.rope.dim != config.head_size and not self.partial_rotation:
+            raise fields.error(f"partial_rotary_factor is not supported for {self.name}")
+        return self.from_json(fields, config)
 
     def read_gguf(self, gguf: GGUF) -> ModelConfig:
         """The same from GGUF metadata.
@@ -371,6 +376,7 @@ FAMILIES = (
         ("phi3",),
         decoder_weights(hf={**_QKV, **_GATE_UP}, gguf={**_GGUF_QKV, **_GGUF_GATE_UP}),
         defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        partial_rotation=True,
         from_json=_phi3_from_json,
     ),
     Family(
@@ -401,6 +407,7 @@ FAMILIES = (
         ("StableLmForCausalLM",),
         ("stablelm",),
         defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        partial_rotation=True,
         from_json=_stablelm_from_json,
         from_gguf=_stablelm_from_gguf,
     ),
