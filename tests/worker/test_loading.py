@@ -31,9 +31,9 @@ def test_lines_are_few_and_the_last_one_is_always_there() -> None:
         lines(done * 1_000_000, 100_000_000)
     said = stream.getvalue().splitlines()
     assert said == [
-        "chairlift worker: loading some-model: 40 of 100 MB of weights (40 %) after 2.0 s",
-        "chairlift worker: loading some-model: 80 of 100 MB of weights (80 %) after 4.0 s",
-        "chairlift worker: loading some-model: 100 of 100 MB of weights (100 %) after 5.0 s",
+        "chairlift worker: loading some-model: 40 of 100 MB (40 %) after 2.0 s",
+        "chairlift worker: loading some-model: 80 of 100 MB (80 %) after 4.0 s",
+        "chairlift worker: loading some-model: 100 of 100 MB (100 %) after 5.0 s",
     ]
 
 
@@ -56,3 +56,8 @@ def test_a_bar_is_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
         bar = LoadingBar("some-model")
         bar(2_000_000, 2_000_000)
     assert elsewhere.getvalue() == ""
+
+
+def test_what_is_got_shows_in_a_log_too(capsys: pytest.CaptureFixture[str]) -> None:
+    loading.getting("org/name")(3_000_000, 3_000_000)
+    assert capsys.readouterr().err.startswith("chairlift: getting org/name: 3 of 3 MB (100 %) after 0.")

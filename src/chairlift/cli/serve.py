@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options, with_models_here
 from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
 
@@ -200,4 +200,5 @@ def run(arguments: argparse.Namespace) -> int:
             template_kwargs=arguments.default_chat_template_kwargs,
         )
 
+    engine = with_models_here(engine)
     return serve(server, engine.model, lambda fd: worker_command(engine, fd), load_text, engine.embedding_model)

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its files: a path, or the name of an installed model package."""
+"""From what a user calls a model to its files: a path, the name of an installed model package, or one on a hub."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.assembled import assemble, cache_folder
 from chairlift.models.files import exists, shown
 from chairlift.models.gguf import model_name
+from chairlift.models.hub_name import HubName, parse_hub_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +76,20 @@ PACKAGES = (
 
 
 def resolve(name: str) -> ModelFiles:
-    """The files of a model named by path (`folder`, `file.gguf`) or as an installed package.
+    """The files of a model named by path (`folder`, `file.gguf`), as an installed package, or as in a hub's cache.
 
-    Only looks, reads nothing: `open_model` does. A packaged file in pieces is put together at its first use.
+    Only looks, reads nothing and gets nothing: `open_model` does the one, `pull` the other. A packaged file in pieces
+    is put together at its first use.
 
     Raises:
-        InvalidModel: there is no such path and no such package, or the package is not installed.
+        InvalidModel: there is nothing of that name on this machine, or not all of it.
     """
     for package in PACKAGES:
         if name.lower() == package.name:
             return _from_package(package)
+    hub_name = hub_name_of(name)
+    if hub_name is not None:
+        return _from_hub_cache(hub_name)
     path = Path(os.path.expanduser(name)) if name and "\0" not in name else None  # noqa: PTH111 (never raises)
     if path is None or not exists(path):
         known = ", ".join(package.name for package in PACKAGES)
@@ -95,6 +101,34 @@ def resolve(name: str) -> ModelFiles:
     if path.suffix.lower() == ".gguf":
         return ModelFiles(model_name(path), path, "gguf")
     raise InvalidModel(f"{shown(path)}: neither a folder with config.json and safetensors files nor a .gguf file")
+
+
+def hub_name_of(name: str) -> HubName | None:
+    """What a name means on a hub; None if it is no hub's name, or that of a path here."""
+    if exists(Path(name)):
+        return None
+    return parse_hub_name(name)
+
+
+def _from_hub_cache(name: HubName) -> ModelFiles:
+    cache = hub_module("cache")
+    snapshot = cache.snapshot_of(cache.cache_folder(), name)
+    if snapshot is None:
+        known = ", ".join(package.name for package in PACKAGES)
+        raise InvalidModel(
+            f"model '{name}' not found: no such file or folder, no model package (known: {known}), and not in the "
+            f"hub's cache: chairlift pull {name}"
+        )
+    try:
+        path: Path = cache.model_path(snapshot, name)
+    except InvalidModel as error:
+        raise InvalidModel(f"{error} (chairlift pull {name} gets what is missing)") from error
+    return ModelFiles(name.model_name, path, "folder" if path.is_dir() else "gguf")
+
+
+def hub_module(name: str) -> Any:
+    """What speaks of a hub is loaded when one is named: its library takes as long to load as all of the server."""
+    return import_module(f"chairlift.models.hub_{name}")
 
 
 def _from_package(package: ModelPackage) -> ModelFiles:

@@ -1,4 +1,4 @@
-"""Shows how far a model is loaded: a bar for who sits before it, lines for a log."""
+"""Shows how far a model is loaded, or got from a hub: a bar for who sits before it, lines for a log."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from typing import NoReturn, TextIO
 
 from tqdm import tqdm
 
+from chairlift.executors.loading import Report
+
 BAR_DELAY_S = 0.5
 """What is loaded sooner shows no bar."""
 LINE_INTERVAL_S = 2.0
 
 
 class LoadingBar:
-    """A bar on standard error, if that is a terminal; gone when the weights are there."""
+    """A bar on standard error, if that is a terminal; gone when everything is there."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, doing: str = "loading") -> None:
+        self._what = f"{doing} {name}"
         self._bar: tqdm[NoReturn] | None = None
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         if self._bar is None:
-            self._bar = _bar(f"loading {self._name}", total_bytes)
+            self._bar = _bar(self._what, total_bytes)
         self._bar.update(done_bytes - self._bar.n)
         if done_bytes == total_bytes:
             self._bar.close()
@@ -36,8 +38,14 @@ def _bar(what: str, total_bytes: int) -> tqdm[NoReturn]:
 class LoadingLines:
     """A line every few seconds, and one at the end, for a log that nobody watches."""
 
-    def __init__(self, name: str, stream: TextIO | None = None, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._name = name
+    def __init__(
+        self,
+        name: str,
+        stream: TextIO | None = None,
+        clock_s: Callable[[], float] = time.monotonic,
+        doing: str = "chairlift worker: loading",
+    ) -> None:
+        self._what = f"{doing} {name}"
         self._stream = sys.stderr if stream is None else stream
         self._clock_s = clock_s
         self._begun_s = self._said_s = clock_s()
@@ -48,6 +56,13 @@ class LoadingLines:
             return
         self._said_s = now_s
         share = 100 * done_bytes // total_bytes
-        size = f"{done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB of weights ({share} %)"
-        line = f"chairlift worker: loading {self._name}: {size} after {now_s - self._begun_s:.1f} s"
+        size = f"{done_bytes / 1e6:.0f} of {total_bytes / 1e6:.0f} MB ({share} %)"
+        line = f"{self._what}: {size} after {now_s - self._begun_s:.1f} s"
         print(line, file=self._stream, flush=True)
+
+
+def getting(name: str) -> Report:
+    """Shows how much of a model has come from a hub; that may take hours, so a log hears of it too."""
+    if sys.stderr.isatty():
+        return LoadingBar(name, "getting")
+    return LoadingLines(name, doing="chairlift: getting")
