@@ -26,7 +26,7 @@ from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
-from chairlift.executors.openvino.weights import Arena
+from chairlift.executors.openvino.weights import Arena, trim_heap
 from chairlift.models import Model
 
 MAX_HEAD_ROWS = 64
@@ -80,6 +80,7 @@ class Program:
             head = pool.submit(Head, core, model, options.dtype, precision.head, loaded)
             layers = pack_layers(model, options.dtype, self._packed, loaded)
             self._head = head.result()
+        trim_heap()
         graph = build_body(model, options.dtype, options.max_model_len, layers, self._embeddings, loaded)
         body = core.compile_model(graph, "CPU", precision.body)
         ports = cache_ports(body)
@@ -140,6 +141,7 @@ class Program:
         for size in buckets_up_to(max_num_tokens):
             self._time_step(size)
         self._packed.release()
+        trim_heap()
 
     def _best_time(self, num_rows: int, repeats: int) -> float:
         """The best of some runs; the first of a size pays for being the first."""
