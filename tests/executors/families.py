@@ -270,7 +270,8 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
         yield "self_attn.qkv_proj.weight", (q_size + 2 * kv_size, hidden), 1.3
     else:
         has_bias = kind == "qwen2" or config.get("attention_bias", False) or config.get("use_qkv_bias", False)
-        for name, rows, scale in (("q", q_size, 1.4), ("k", kv_size, 1.4), ("v", kv_size, 1.0)):
+        sharpness = 1.1 if kind == "smollm3" else 1.4  # its four layers add up
+        for name, rows, scale in (("q", q_size, sharpness), ("k", kv_size, sharpness), ("v", kv_size, 1.0)):
             yield f"self_attn.{name}_proj.weight", (rows, hidden), scale
             if has_bias:
                 yield f"self_attn.{name}_proj.bias", (rows,), 0.0
