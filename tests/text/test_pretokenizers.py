@@ -5,7 +5,7 @@ from tokenizers import pre_tokenizers
 
 from chairlift.core.errors import InvalidModel
 from chairlift.text.pretokenizers import RECIPES, recipe_named
-from text.vocabularies import HARD_TEXTS
+from text.hard_texts import HARD_TEXTS
 
 TEXT = "I'LL pay  2024\n\n\tfooBar(x)!! Äé"
 

@@ -23,8 +23,8 @@ from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import hf_tokenizer
 from chairlift.text.specials import Span
 from chairlift.text.tokenizer import LONG_TEXT_CHARS
+from text.hard_texts import HARD_TEXTS
 from text.vocabularies import (
-    HARD_TEXTS,
     SPACE,
     byte_level_backend,
     byte_level_metadata,

@@ -25,25 +25,6 @@ CORPUS = (
     "user assistant system tool the the the and and in in of of to to end start begin turn\n"
 )
 
-HARD_TEXTS = (
-    "",
-    " ",
-    "  leading and trailing  ",
-    "a\tb\r\nc\n\n\n  d   \n",
-    " " * 300 + "x" + "\n" * 40,
-    "1234567890 1,000,000 3.14159 ٣٤٥ Ⅷ ½",
-    "don't I'LL we'Ve ſ 'S",
-    "def f(x):\n        return {**x, 'a': [1, 2]}  # ünï\n",
-    "Grüße, Ελληνικά, русский, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語, 中文",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 🇺🇳 e\u0301 é \u200d\u200b\ufeff",
-    "\x00\x01\x1c\x1f\x7f\x80\x9f\xa0\xad",
-    "\ufffd\uffff\U0010ffff\U000e0001",
-    "<|im_start|>user\nhi<|im_end|> </s><s>[INST] <unk> <0x0A>",
-    "▁under▁score",
-    "a" * 1000 + "b" * 999,
-)
-
-
 # ---------------------------------------------------------------- byte-level
 
 

@@ -14,6 +14,7 @@ from chairlift.models.generation import generation_defaults
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
+from chairlift.text.sentencepiece_model import HINT, sentencepiece_tokenizer
 from chairlift.text.tokenizer import Tokenizer
 
 MAX_CONFIG_BYTES = 16 << 20
@@ -98,12 +99,14 @@ def _from_folder(folder: Path, override: str | None) -> Text:
     config = _optional_json(folder / "tokenizer_config.json")
     if config.get("auto_map") is not None:
         raise InvalidModel(f"{shown(folder)}: the tokenizer needs code of its own, which is never run")
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise InvalidModel(f"{shown(folder)}: no tokenizer.json (other forms of a tokenizer are not supported)")
     generation_path = folder / "generation_config.json"
     ends, sampling = generation_defaults(_optional_json(generation_path), shown(generation_path))
-    tokenizer = hf_tokenizer(path, config, ends)
+    if (path := folder / "tokenizer.json").exists():
+        tokenizer = hf_tokenizer(path, config, ends)
+    elif (path := folder / "tokenizer.model").exists():
+        tokenizer = sentencepiece_tokenizer(path, config, ends)
+    else:
+        raise InvalidModel(f"{shown(folder)}: no tokenizer.json and no tokenizer.model; {HINT}")
     sources = {DEFAULT_TEMPLATE: override} if override is not None else _folder_templates(folder, config)
     template = ChatTemplate(sources, special_texts(config)) if sources else None
     return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)

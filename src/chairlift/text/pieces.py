@@ -33,9 +33,13 @@ class Decoding:
                 return piece.encode()
         if self.byte_fallback and (byte := byte_of(piece)) is not None:
             return bytes((byte,))
+        return self.replaced(piece).encode()
+
+    def replaced(self, spelling: str) -> str:
+        """A spelling with the characters that stand for others replaced by those."""
         for old, new in self.replacements:
-            piece = piece.replace(old, new)
-        return piece.encode()
+            spelling = spelling.replace(old, new)
+        return spelling
 
 
 def byte_of(piece: str) -> int | None:
