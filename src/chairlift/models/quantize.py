@@ -75,7 +75,7 @@ def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty) ->
     """
     rows, cols = _stacked_shape(tensors)
     group = fitting_group(cols, group)
-    shapes = [_grid_shape(tensor) for tensor in tensors]
+    shapes = [grid_shape(tensor) for tensor in tensors]
     kept = [shape is not None and _is_int8(shape) and shape.group % group == 0 for shape in shapes]
     wide = any(keep and shape is not None and shape.wide for keep, shape in zip(kept, shapes, strict=True))
     values = allocate((rows, cols // group, group), np.int8)
@@ -99,7 +99,7 @@ def to_int4(tensor: Tensor, group: int = 32, allocate: Allocate = np.empty) -> I
     group = fitting_group(tensor.cols, group)
     if group % 2:
         raise InvalidModel(f"tensor {tensor.name}: rows of {tensor.cols} numbers cannot be packed two to a byte")
-    shape = _grid_shape(tensor)
+    shape = grid_shape(tensor)
     keeps = shape is not None and 0 < shape.bits <= 4 and shape.group % group == 0
     num_groups = tensor.cols // group
     values = allocate((tensor.rows, num_groups, group // 2), np.uint8)
@@ -108,6 +108,23 @@ def to_int4(tensor: Tensor, group: int = 32, allocate: Allocate = np.empty) -> I
     packed = Int4Groups(values, scales, offsets)
     (_keep_int4 if keeps else _round_to_int4)(tensor, packed)
     return packed
+
+
+def int8_bytes(tensor: Tensor, group: int) -> int:
+    """Memory that `to_int8` takes for a weight alone."""
+    group, shape = fitting_group(tensor.cols, group), grid_shape(tensor)
+    keeps = shape is not None and _is_int8(shape) and shape.group % group == 0
+    scale_bytes = 4 if keeps and shape is not None and shape.wide else 2
+    return tensor.rows * (tensor.cols + tensor.cols // group * scale_bytes)
+
+
+def int4_bytes(tensor: Tensor, group: int) -> int:
+    """Memory that `to_int4` takes for a weight."""
+    group, shape = fitting_group(tensor.cols, group), grid_shape(tensor)
+    group_bytes = 2
+    if shape is not None and 0 < shape.bits <= 4 and shape.group % group == 0:
+        group_bytes = (4 if shape.wide else 2) + (4 if shape.has_offsets else 0)
+    return tensor.rows * (tensor.cols // 2 + tensor.cols // group * group_bytes)
 
 
 def suits_int4(tensor: Tensor) -> bool:
@@ -294,7 +311,7 @@ def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]
         out[:] = _in_order(tensor, out)
 
 
-def _grid_shape(tensor: Tensor) -> GridShape | None:
+def grid_shape(tensor: Tensor) -> GridShape | None:
     """How the numbers of a weight are grouped; None if it is plain floating point."""
     if tensor.encoding in (Encoding.F32, Encoding.F16, Encoding.BF16):
         return None

@@ -121,6 +121,7 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_threads=options.num_threads,
+        whole_context=options.max_model_len is not None,
     )
     with ThreadPoolExecutor(1, "text") as pool:
         reading = pool.submit(_read_text, model)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidOption
@@ -13,6 +14,7 @@ from chairlift.core.types import StepPlan, StepResult, TokenLogprob
 from chairlift.executors.loading import Report
 from chairlift.executors.openvino.buckets import round_up
 from chairlift.executors.openvino.inputs import Rows, StepInputs, num_outputs
+from chairlift.executors.openvino.memory import cache_kind, check_memory
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.program import MAX_HEAD_ROWS, Program
 from chairlift.executors.openvino.rates import suggest_token_budget
@@ -61,6 +63,7 @@ class OpenVINOExecutor:
         wanted = options.max_num_batched_tokens
         if wanted is not None and wanted < options.max_num_seqs:
             raise InvalidOption(f"max_num_batched_tokens is {wanted}, less than max_num_seqs, {options.max_num_seqs}")
+        check_memory(model, options, cache_kind(ov.Core(), options))
         return cls(
             Program(model, options, report), sampler_factory(options.max_num_seqs, model.config.vocab_size), options
         )

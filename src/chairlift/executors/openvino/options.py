@@ -14,7 +14,8 @@ class ExecutorOptions:
     """Precision, memory and limits. None means: measured at start, or as much as is sensible.
 
     `kv_cache_dtype="auto"` is float32 with float32 weights, else bfloat16. `max_model_len` is the tokens of one
-    sequence. `num_threads` is the number of threads that compute.
+    sequence. `num_threads` is the number of threads that compute. With `whole_context` the cache must hold a sequence
+    of `max_model_len`; else what it holds is the longest.
     """
 
     max_num_seqs: int
@@ -24,6 +25,7 @@ class ExecutorOptions:
     kv_cache_memory_bytes: int | None = None
     max_num_batched_tokens: int | None = None
     num_threads: int | None = None
+    whole_context: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
