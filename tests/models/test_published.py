@@ -209,6 +209,15 @@ def test_published_configs(name: str) -> None:
         assert found == value, path
 
 
+def test_bases_of_both_kinds_of_layers() -> None:
+    """Where the nested form does not name one, it is the family's."""
+    nested = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+    values = config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), rope_parameters=nested)
+    got = parsed(values)
+    assert got.local_rope is not None
+    assert (got.rope.theta, got.rope.factor, got.local_rope.theta, got.local_rope.scaling) == (1e6, 8.0, 1e4, "none")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

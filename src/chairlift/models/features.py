@@ -72,7 +72,7 @@ def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[R
     both, context = rope_fields(fields), config.max_model_len
     full = both.fields("full_attention") or both
     local = both.fields("sliding_attention")
-    if local is None:
+    if local is None or local.get("rope_theta") is None:
         local = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
     original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
     ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
