@@ -153,7 +153,7 @@ def test_gguf_mutants(tmp_path: Path, count: int, encoding: str) -> None:
     assert run(ModelFiles("m", path, "gguf"), path, count, header_bytes) > count // 2
 
 
-FEW = [pytest.param(6, id="few"), pytest.param(500, id="all", marks=pytest.mark.long)]
+FEW = [pytest.param(4, id="few"), pytest.param(500, id="all", marks=pytest.mark.long)]
 """For formats of which only the numbers differ."""
 
 

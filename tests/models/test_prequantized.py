@@ -81,7 +81,7 @@ def test_integers_are_kept_in_groups_that_divide_theirs(tmp_path: Path, kind: st
     else:
         assert four.offsets is None
     assert four.group == eight.group == group
-    assert suits_int4(tensor) == (kind != "gptq activation order")
+    assert suits_int4(tensor) == (kind in EXACT_INT4)
     assert to_bfloat16(tensor).shape == exact.shape
 
 

@@ -130,9 +130,10 @@ def int4_bytes(tensor: Tensor, group: int) -> int:
 def suits_int4(tensor: Tensor) -> bool:
     """Whether four bits are for this weight.
 
-    Those of a file are kept; wide numbers are rounded, which is what was asked for. But what the file holds in 5
-    or 6 bits, or on the crooked scale of IQ4, was worth that to its maker and would lose half of it by a second
-    rounding; and numbers of two or three bits in groups of 16 take as much room as eight bits, and more time.
+    Those of a file are kept; floating point is rounded, which is what was asked for. But what a file holds quantised in
+    5 to 8 bits, or on the crooked scale of IQ4, was worth that to its maker: rounding the nine matrices of Gemma 3 270M
+    Q4_K_M that are Q8_0 a second time cost more than all else together. And numbers of two or three bits in groups of
+    16 take as much room as eight bits, and more time.
     """
     if tensor.encoding in _WORTH_EIGHT_BITS:
         return False
@@ -141,6 +142,7 @@ def suits_int4(tensor: Tensor) -> bool:
 
 _WORTH_EIGHT_BITS = frozenset(
     (
+        Encoding.Q8_0,
         Encoding.Q5_0,
         Encoding.Q5_1,
         Encoding.Q2_K,
@@ -149,6 +151,9 @@ _WORTH_EIGHT_BITS = frozenset(
         Encoding.Q6_K,
         Encoding.IQ4_NL,
         Encoding.IQ4_XS,
+        Encoding.I8,
+        Encoding.PACKED8,
+        Encoding.F8_E4M3,
     )
 )
 
