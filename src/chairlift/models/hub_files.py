@@ -59,10 +59,7 @@ def gguf_parts(files: Iterable[str], pattern: str | None, repo: str) -> list[str
     Raises:
         InvalidModel: none is meant, or several are.
     """
-    models: dict[str, list[str]] = {}
-    for file in sorted(files):
-        if file.lower().endswith(".gguf") and is_safe(file) and not _NOT_TEXT_GGUF.search(file):
-            models.setdefault(_whole(file), []).append(file)
+    models = gguf_models(files)
     if not models:
         raise InvalidModel(f"{repo} has no GGUF files")
     found = [model for model in models if pattern is None or _matches(models[model], model, pattern)]
@@ -80,6 +77,15 @@ def gguf_parts(files: Iterable[str], pattern: str | None, repo: str) -> list[str
     if found:
         raise InvalidModel(f"{repo} has several GGUF files; name one, as in {repo}:{PREFERRED_GGUF}: {listed}")
     raise InvalidModel(f"{repo} has no GGUF file {shown(pattern)}, but {listed}")
+
+
+def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
+    """The files or parts of each model in GGUF files, in order, by a name without the number of a part."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        if file.lower().endswith(".gguf") and is_safe(file) and not _NOT_TEXT_GGUF.search(file):
+            models.setdefault(_whole(file), []).append(file)
+    return models
 
 
 def _whole(file: str) -> str:

@@ -152,6 +152,19 @@ def _from_package(package: ModelPackage) -> ModelFiles:
     )
 
 
+def installed_paths(package: ModelPackage) -> list[Path]:
+    """Where the files of a package lie: one path, or those of the pieces if it was not put together yet; [] if it is
+    not installed."""
+    if not package.parts:
+        whole = _find(package.module, package.file)
+        return [] if whole is None else [whole]
+    found = [path for module, file in package.parts if (path := _find(module, file)) is not None]
+    if len(found) < len(package.parts):
+        return []
+    together = cache_folder(os.environ) / package.file
+    return [together] if together.is_file() else found
+
+
 def _find(module: str, file: str) -> Path | None:
     """A file or folder inside a module's folder, which is not imported."""
     try:

@@ -15,6 +15,7 @@ from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dty
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
+from chairlift.models.encoder import Encoder
 from chairlift.models.quantize import int4_bytes, int8_bytes
 
 CacheKind = Literal["f32", "bf16", "u8"]
@@ -67,6 +68,12 @@ def memory_need(model: Model, dtype: Dtype, cache: CacheKind) -> MemoryNeed:
     return MemoryNeed(
         weight_bytes, running_bytes + layers, running_bytes, token_bytes(model.config, cache), head + layers
     )
+
+
+def encoder_weight_bytes(encoder: Encoder, dtype: Dtype) -> int:
+    """Memory of the weights of an encoder."""
+    tensors = (encoder.weights.tensor(name) for name in encoder.weights.names)
+    return sum(_packed_bytes(tensor, dtype, GROUPS[dtype]) for tensor in tensors)
 
 
 def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:
@@ -165,4 +172,6 @@ def _what_fits(model: Model, asked: Dtype, available: int) -> Iterator[str]:
 
 def shown_bytes(num_bytes: float) -> str:
     """As people read it, decimal."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
