@@ -195,8 +195,8 @@ def test_parallel_residual_moves_the_logits(model_of: Callable[[str], Model]) ->
 # ---------------------------------------------------------------- the executor
 
 
-def run_executor(model: Model, name: str, dtype: Dtype) -> tuple[Floats, Floats, Floats]:
-    """Logits of one sequence: of all positions from 23 on by decoding, of some by chunks, of the whole at once."""
+def loaded(model: Model, dtype: Dtype) -> Driver:
+    """A driver over a fresh executor that serves as many tokens as the stored sequences have."""
     recorder = Recorder(4, VOCAB_SIZE)
     options = ExecutorOptions(
         max_num_seqs=4,
@@ -205,8 +205,12 @@ def run_executor(model: Model, name: str, dtype: Dtype) -> tuple[Floats, Floats,
         kv_cache_memory_bytes=1 << 28,
         max_num_batched_tokens=NUM_TOKENS,
     )
-    executor = OpenVINOExecutor.load(model, options, lambda *_: recorder)
-    driver = Driver(executor, recorder, NUM_BLOCKS)
+    return Driver(OpenVINOExecutor.load(model, options, lambda *_: recorder), recorder, NUM_BLOCKS)
+
+
+def run_executor(model: Model, name: str, dtype: Dtype) -> tuple[Floats, Floats, Floats]:
+    """Logits of one sequence: of all positions from 23 on by decoding, of some by chunks, of the whole at once."""
+    driver = loaded(model, dtype)
     tokens = tokens_of(name)
     decoded = run_decoding(driver, tokens, 23)
     chunked = []
@@ -274,3 +278,19 @@ def test_rounded(name: str, dtype: Dtype, bound: float, model_of: Callable[[str]
     exact = forward(model_of(name), tokens_of(name), NUM_TOKENS)
     assert divergence(decoded, exact[22:]).mean() < bound
     assert divergence(np.concatenate((chunked, whole)), exact[[78, 79, 79]]).mean() < 3 * bound
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "smollm3", "stablelm-parallel", "granite"])
+def test_neighbours_in_a_step(name: str, model_of: Callable[[str], Model]) -> None:
+    """Three sequences of different lengths: decodes next to chunks, over blocks in any order."""
+    driver = loaded(model_of(name), "float32")
+    tokens, exact = tokens_of(name), forward(model_of(name), tokens_of(name), NUM_TOKENS)
+    for slot, num_prompt in enumerate((3, 40, 71)):
+        driver.join(slot, tokens, num_prompt)
+    steps: list[tuple[dict[int, int], list[int]]] = [({0: 3, 1: 17}, []), ({1: 23, 2: 30}, [0]), ({2: 41}, [0, 1])]
+    for chunks, decodes in (*steps, *[({}, [0, 1, 2])] * 8):
+        driver.step(chunks, decodes)
+        for slot in (*chunks, *decodes):
+            if driver.num_known(slot) == driver.computed[slot] + 1:  # it sampled
+                assert np.abs(driver.logits(slot) - exact[driver.computed[slot] - 1]).max() < TOLERANCE
