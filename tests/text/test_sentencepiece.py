@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import base64
-import gzip
-import json
 import random
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +17,10 @@ from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.sentencepiece_model import read_sentencepiece, sentencepiece_tokenizer
 from text.hard_texts import HARD_TEXTS
-from text.vocabularies import gguf_of
+from text.vocabularies import gguf_of, kept, model_file
 
 NAMES = ("llama", "gemma", "t5", "unigram_bytes")
 TEXT = "The quick brown  fox, 12 of them.\n"
-
-
-@cache
-def kept() -> dict[str, Any]:
-    data = (Path(__file__).parent / "sentencepiece.json.gz").read_bytes()
-    values: dict[str, Any] = json.loads(gzip.decompress(data))
-    return values
-
-
-def model_file(folder: Path, name: str) -> Path:
-    path = folder / f"{name}.model"
-    path.write_bytes(base64.b64decode(kept()[name]["model"]))
-    return path
 
 
 def metadata_of(model: SentencePiece) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -134,6 +136,20 @@ def sentencepiece_encode(metadata: Mapping[str, Any], text: str) -> list[int]:
     for symbol in symbols:
         ids += [pieces[symbol]] if symbol in pieces else [3 + byte for byte in symbol.encode()]
     return ids
+
+
+@cache
+def kept() -> dict[str, Any]:
+    """Models by name, and how SentencePiece cuts the hard texts with them: see `make_sentencepiece`."""
+    data = (Path(__file__).parent / "sentencepiece.json.gz").read_bytes()
+    values: dict[str, Any] = json.loads(gzip.decompress(data))
+    return values
+
+
+def model_file(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.model"
+    path.write_bytes(base64.b64decode(kept()[name]["model"]))
+    return path
 
 
 def gguf_of(path: Path, metadata: Mapping[str, Any]) -> Path:

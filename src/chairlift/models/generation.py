@@ -1,4 +1,4 @@
-"""What the makers of a model recommend when a request says nothing: its `generation_config.json`."""
+"""What the makers of a model recommend when a request says nothing: `generation_config.json`, or keys of GGUF."""
 
 from __future__ import annotations
 
@@ -8,8 +8,31 @@ from typing import Any
 from chairlift.core.errors import InvalidRequest
 from chairlift.core.types import SamplingParams
 from chairlift.models.fields import MAX_CONTEXT, MAX_SIZE, Fields
+from chairlift.models.gguf import GGUF
 
 _SAMPLING_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
+
+
+_GGUF_SAMPLING = {"temp": "temperature", "top_p": "top_p", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+
+
+def gguf_sampling(gguf: GGUF) -> dict[str, float | int]:
+    """Recommended sampling of a GGUF file, by the names of `SamplingParams`; few files have any.
+
+    Raises:
+        InvalidModel: a value of the wrong type or out of bounds.
+    """
+    sampling: dict[str, float | int] = {}
+    for key, name in _GGUF_SAMPLING.items():
+        if gguf.has(f"general.sampling.{key}"):
+            sampling[name] = gguf.number(f"general.sampling.{key}")
+    if gguf.has("general.sampling.top_k"):
+        sampling["top_k"] = gguf.integer("general.sampling.top_k")
+    try:
+        SamplingParams(**sampling)  # type: ignore[arg-type]
+    except InvalidRequest as error:
+        raise gguf.error(f"general.sampling: {error}") from error
+    return sampling
 
 
 def generation_defaults(values: Mapping[str, Any], where: str) -> tuple[tuple[int, ...], dict[str, float | int]]:

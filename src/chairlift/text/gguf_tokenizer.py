@@ -64,12 +64,13 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
     bos = _token_id(gguf, "bos", len(pieces))
     eos = _token_id(gguf, "eos", len(pieces))
-    ends = dict.fromkeys(
-        token
-        for token in (eos, _token_id(gguf, "eot", len(pieces)), _token_id(gguf, "eom", len(pieces)))
-        if token is not None
-    )
+    named = (eos, _token_id(gguf, "eot", len(pieces)), _token_id(gguf, "eom", len(pieces)))
+    ends = dict.fromkeys(token for token in named if token is not None)
     ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
+    harmony = {token.text: token.id for token in added if token.text in ("<|return|>", "<|call|>", "<|end|>")}
+    if len(harmony) == 3:  # GPT-OSS: a turn has several messages, each with an end of its own
+        ends.pop(harmony.pop("<|end|>"), None)
+        ends.update(dict.fromkeys(harmony.values()))
     return Tokenizer(
         backend,
         backend,
