@@ -12,13 +12,15 @@ from chairlift.core.errors import InvalidOption
 from chairlift.executors.bandwidth import measure_bandwidth
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor, memory
 from chairlift.executors.openvino.attention import BLOCK_SIZE
-from chairlift.executors.openvino.memory import cache_kind, check_memory, memory_need, token_bytes
+from chairlift.executors.openvino.memory import cache_kind, check_encoder_memory, check_memory, memory_need, token_bytes
 from chairlift.executors.openvino.options import KVCacheDtype
 from chairlift.executors.openvino.pace import expected_tokens_per_s
 from chairlift.executors.openvino.program import Program
 from chairlift.models import DEFAULT_MODEL, Encoding, Model, Tensor, open_model, resolve, to_int4, to_int8
+from chairlift.models.encoder import open_encoder
 from chairlift.models.grids import BLOCK_SHAPES
 from chairlift.models.quantize import int4_bytes, int8_bytes
+from chairlift.models.resolve import EMBEDDING_MODEL
 from executors.checkpoints import write_checkpoint
 
 OPTIONS = ExecutorOptions(max_num_seqs=4, max_model_len=256, kv_cache_memory_bytes=1 << 20)
@@ -94,6 +96,13 @@ def test_an_engine_asks_before_it_loads(tiny: Model, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 20)
     with pytest.raises(InvalidOption, match="does not fit"):
         OpenVINOExecutor.load(tiny, OPTIONS)
+
+
+def test_an_encoder_that_does_not_fit_is_refused() -> None:
+    encoder = open_encoder(resolve(EMBEDDING_MODEL))
+    check_encoder_memory(encoder, "float32", 10**9)
+    with pytest.raises(InvalidOption, match="with float32 weights it takes 359 MB while it loads, and 300 MB are free"):
+        check_encoder_memory(encoder, "float32", 300_000_000)
 
 
 def test_the_pace_to_expect_is_that_of_the_memory(smollm2: Model) -> None:

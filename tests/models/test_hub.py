@@ -266,6 +266,27 @@ def test_another_process_goes_on_too(hub: FakeHub, tiny: dict[str, bytes], cache
     assert shown.steps[-1] == (size, size) and shown.steps == sorted(shown.steps)
 
 
+def test_who_interrupts_keeps_what_came(hub: FakeHub, tiny: dict[str, bytes]) -> None:
+    def interrupt(done_bytes: int, _: int) -> None:
+        if done_bytes > len(tiny["config.json"]):
+            raise KeyboardInterrupt
+
+    hub.files = {"config.json": tiny["config.json"], "model.safetensors": tiny["model.safetensors"]}
+    with pytest.raises(KeyboardInterrupt):
+        hub_download.pull(NAME, lambda _: interrupt)
+    path = pull()
+    assert (path / "model.safetensors").read_bytes() == tiny["model.safetensors"]
+    (begun,) = (asked.range for asked in hub.asked_of_store if asked.range)
+    assert begun.startswith("bytes=") and begun != "bytes=0-"
+
+
+def test_without_the_library_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "chairlift.models.hub_cache")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InvalidModel, match="pip install huggingface-hub"):
+        resolve(REPO)
+
+
 def test_a_server_without_parts_begins_anew(hub: FakeHub, tiny: dict[str, bytes]) -> None:
     hub.knows_ranges = False
     hub.cuts = [10] * 2

@@ -82,16 +82,16 @@ def pull(
         pinned = replace(name, revision=listing.commit)
         if name.pattern is None and has_safetensors(listing.files):
             files = small_files(listing.files)
-            hub.get(files, listing, show(name.repo))
             if SINGLE_WEIGHTS in listing.files:
-                weights = [SINGLE_WEIGHTS]
+                files.append(SINGLE_WEIGHTS)
             else:
+                hub.get([WEIGHTS_INDEX], listing, lambda *_: None)
                 snapshot = repo_folder(cache, name.repo) / "snapshots" / listing.commit
-                weights = weight_files(snapshot / WEIGHTS_INDEX)
+                files += weight_files(snapshot / WEIGHTS_INDEX)
         else:
-            weights = gguf_parts(listing.files, name.pattern, name.repo)
-            pinned = pinned if name.pattern is not None else replace(pinned, pattern=weights[0])
-        hub.get(weights, listing, show(name.repo))
+            files = gguf_parts(listing.files, name.pattern, name.repo)
+            pinned = pinned if name.pattern is not None else replace(pinned, pattern=files[0])
+        hub.get(files, listing, show(name.repo))
         hub.remember(listing.commit)
     found = snapshot_of(cache, pinned)
     if found is None:
@@ -158,7 +158,7 @@ class _Hub:
             return
         copies = [_Copy(self._folder / "blobs", listing.files[file], self._url(file, listing)) for file in lacking]
         self._check_space(sum(copy.lacking_bytes for copy in copies))
-        before, total_bytes = 0, sum(copy.file.size for copy in copies)
+        before, total_bytes = 0, max(sum(copy.file.size for copy in copies), 1)
         for file, copy in zip(lacking, copies, strict=True):
             if copy.is_possible:
                 copy.run(_after(before, total_bytes, progress), self._sleep)

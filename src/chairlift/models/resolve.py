@@ -127,8 +127,15 @@ def _from_hub_cache(name: HubName) -> ModelFiles:
 
 
 def hub_module(name: str) -> Any:
-    """What speaks of a hub is loaded when one is named: its library takes as long to load as all of the server."""
-    return import_module(f"chairlift.models.hub_{name}")
+    """What speaks of a hub is loaded when one is named: its library takes as long to load as all of the server.
+
+    Raises:
+        InvalidModel: the library is not there.
+    """
+    try:
+        return import_module(f"chairlift.models.hub_{name}")
+    except ModuleNotFoundError as error:
+        raise InvalidModel("models of a hub need the package huggingface-hub: pip install huggingface-hub") from error
 
 
 def _from_package(package: ModelPackage) -> ModelFiles:

@@ -141,6 +141,21 @@ def check_memory(model: Model, options: ExecutorOptions, cache: CacheKind, avail
     raise InvalidOption(f"{figures}: {'; '.join(_what_fits(model, options.dtype, available))}")
 
 
+def check_encoder_memory(encoder: Encoder, dtype: Dtype, available: int | None = None) -> None:
+    """The same for an encoder, which keeps no cache.
+
+    Raises:
+        InvalidOption: its weights do not fit.
+    """
+    available = available_bytes() if available is None else available
+    most = PROGRAM_BYTES + 2 * encoder_weight_bytes(encoder, dtype)
+    if available and most > available:
+        raise InvalidOption(
+            f"{encoder.name} does not fit: with {dtype} weights it takes {shown_bytes(most)} while it loads, and "
+            f"{shown_bytes(available)} are free"
+        )
+
+
 def _check_context(model: Model, options: ExecutorOptions, need: MemoryNeed, available: int) -> None:
     """Refuse a context that the cache could not hold, where it was asked for."""
     budget = options.kv_cache_memory_bytes or FREE_MEMORY_SHARE * (available - need.running_bytes)
