@@ -49,13 +49,19 @@ class Built:
             self.journal.close()
 
     def text_stream(self, request: Request) -> TextStream:
-        """The text of one answer to `request`, from its first token on."""
+        """The text of one answer to `request`, from its first token on.
+
+        After a special token, as at the end of most chat prompts, begins a text of its own.
+        """
         params = request.params
+        tokenizer = self.text.tokenizer
+        starts_anew = not request.prompt or request.prompt[-1] in tokenizer.special_token_ids
         return TextStream(
-            self.text.tokenizer,
+            tokenizer,
             params.stop,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            strips_space=starts_anew and tokenizer.strips_space,
         )
 
 
