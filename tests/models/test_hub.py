@@ -264,6 +264,7 @@ def test_another_process_goes_on_too(hub: FakeHub, tiny: dict[str, bytes], cache
     assert (path / "model.safetensors").read_bytes() == tiny["model.safetensors"]
     assert [asked.range for asked in hub.asked_of_store if asked.method == "GET"] == ["bytes=1000-"]
     assert shown.steps[-1] == (size, size) and shown.steps == sorted(shown.steps)
+    assert shown.steps.count((size, size)) == 1 and shown.steps[0][0] > 1000
 
 
 def test_who_interrupts_keeps_what_came(hub: FakeHub, tiny: dict[str, bytes]) -> None:

@@ -191,8 +191,8 @@ class _Hub:
 
 
 def _after(before: int, total_bytes: int, progress: Progress) -> Callable[[int], None]:
-    """Tells the progress of one file as that of all."""
-    return lambda done_bytes: progress(before + done_bytes, total_bytes)
+    """Tells the progress of one file as that of all, whose end is told when they are in their places."""
+    return lambda done_bytes: progress(min(before + done_bytes, total_bytes - 1), total_bytes)
 
 
 # ---------------------------------------------------------------- one file
