@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken as BackendToken
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from chairlift.models import GGUF
 from chairlift.models.files import shown
 from chairlift.text.charsmap import charsmap_fault
 from chairlift.text.pieces import Decoding
 from chairlift.text.pretokenizers import recipe_named
-from chairlift.text.sentencepiece import SentencePiece, TokenType
+from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
 from chairlift.text.tokenizer import Tokenizer, built
 
@@ -33,8 +33,9 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         InvalidModel: a key is missing or malformed, or the file names a kind of tokenizer that is not known.
     """
     kind = gguf.text("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama", "t5"):
-        raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported (gpt2, llama and t5 are)")
+    build = _BUILDERS.get(kind)
+    if build is None:
+        raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported ({', '.join(_BUILDERS)} are)")
     pieces, types = _pieces(gguf)
     vocab = {piece: token for token, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
@@ -50,9 +51,9 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         for token, kind in enumerate(types)
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
-    backend, decoding, adds_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(gguf, vocab, types)
+    backend, decoding, adds_bos = build(gguf, vocab, types)
     # A space prefix would be put before the spelling too; without one, spaces are looked for as pieces spell them.
-    normalizes = kind != "gpt2" and not decoding.strips_space
+    normalizes = decoding.kind == "text" and not decoding.strips_space
     backend.add_tokens(
         [
             BackendToken(token.text, special=token.special, normalized=normalizes and not token.special)
@@ -62,24 +63,22 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
     backend.encode_special_tokens = True
     if any(backend.token_to_id(token.text) != token.id for token in added):
         raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
-    bos = _token_id(gguf, "bos", len(pieces))
-    eos = _token_id(gguf, "eos", len(pieces))
-    named = (eos, _token_id(gguf, "eot", len(pieces)), _token_id(gguf, "eom", len(pieces)))
-    ends = dict.fromkeys(token for token in named if token is not None)
-    ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
-    harmony = {token.text: token.id for token in added if token.text in ("<|return|>", "<|call|>", "<|end|>")}
-    if len(harmony) == 3:  # GPT-OSS: a turn has several messages, each with an end of its own
-        ends.pop(harmony.pop("<|end|>"), None)
-        ends.update(dict.fromkeys(harmony.values()))
+    words = decoding.kind == "words"
+    begins_with_class = words and not gguf.has("tokenizer.ggml.bos_token_id")
+    bos = _token_id(gguf, "cls" if begins_with_class else "bos", len(pieces))
+    eos = _token_id(gguf, "seperator" if words else "eos", len(pieces))  # spelled so in the format
+    adds_end = gguf.flag(
+        "tokenizer.ggml.add_sep_token" if words else "tokenizer.ggml.add_eos_token", words or kind == "t5"
+    )
     return Tokenizer(
         backend,
         backend,
         added,
         decoding,
         prefix=[bos] if bos is not None and gguf.flag("tokenizer.ggml.add_bos_token", adds_bos) else [],
-        suffix=[eos] if eos is not None and gguf.flag("tokenizer.ggml.add_eos_token", kind == "t5") else [],
+        suffix=[eos] if eos is not None and adds_end else [],
         bos_token_id=bos,
-        eos_token_ids=tuple(ends),
+        eos_token_ids=_ends(gguf, added, eos, len(pieces)),
         unk_token_id=_token_id(gguf, "unknown", len(pieces)),
     )
 
@@ -114,9 +113,8 @@ def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
     backend = _backend(
         gguf, lambda: models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=recipe.ignore_merges)
     )
-    normalizer = recipe.normalizer()
-    if normalizer is not None:
-        backend.normalizer = normalizer
+    if gguf.flag("tokenizer.ggml.normalizer.nfc", recipe.nfc):
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = recipe.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend, Decoding("byte_level"), recipe.adds_bos
@@ -140,6 +138,34 @@ def _sentencepiece(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built
     )
     backend = built(pieces.backend, shown(gguf.path))
     return backend, pieces.decoding(), not unigram
+
+
+def _word_pieces(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+    """BERT's vocabulary. The format marks what begins a word, BERT itself what does not."""
+    spellings = {}
+    for piece, token in vocab.items():
+        is_text = types[token] == TokenType.NORMAL and not (piece.startswith("[") and piece.endswith("]"))
+        spelled = piece.removeprefix(SPACE) if piece.startswith(SPACE) else f"##{piece}"
+        spellings[spelled if is_text else piece] = token
+    if len(spellings) != len(vocab):
+        raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
+    lowercase = gguf.flag("tokenizer.ggml.normalizer.lowercase", True)
+    strips_accents = gguf.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    unknown = _token_id(gguf, "unknown", len(vocab))
+    name = next((piece for piece, token in vocab.items() if token == unknown), "[UNK]")
+    if name not in spellings:
+        raise gguf.error("tokenizer.ggml.tokens lacks a token for unknown words")
+
+    def build() -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(models.WordPiece(spellings, unk_token=name, max_input_chars_per_word=100))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips_accents)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return backend
+
+    return built(build, shown(gguf.path)), Decoding("words", strips_space=True), True
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece, "bert": _word_pieces}
 
 
 def _charsmap(gguf: GGUF) -> bytes:
@@ -174,6 +200,18 @@ def _swallows_space_after(gguf: GGUF) -> bool:
     The SentencePiece vocabularies of Phi-3 and 3.5 do; those of later Phi models are byte-level.
     """
     return gguf.text("general.architecture", "") == "phi3" and gguf.text("tokenizer.ggml.model") == "llama"
+
+
+def _ends(gguf: GGUF, added: Sequence[AddedToken], eos: int | None, num_tokens: int) -> tuple[int, ...]:
+    """What ends a sequence: the tokens that the file names, and those that end a turn."""
+    named = (eos, _token_id(gguf, "eot", num_tokens), _token_id(gguf, "eom", num_tokens))
+    ends = dict.fromkeys(token for token in named if token is not None)
+    ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
+    harmony = {token.text: token.id for token in added if token.text in ("<|return|>", "<|call|>", "<|end|>")}
+    if len(harmony) == 3:  # GPT-OSS: a turn has several messages, each with an end of its own
+        ends.pop(harmony.pop("<|end|>"), None)
+        ends.update(dict.fromkeys(harmony.values()))
+    return tuple(ends)
 
 
 def _ends_of_turn(gguf: GGUF, added: Iterable[AddedToken]) -> list[int]:

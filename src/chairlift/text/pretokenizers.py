@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import shown
@@ -20,7 +20,8 @@ from chairlift.models.files import shown
 class Recipe:
     """The cuts of one family. `ignore_merges`: a word that is in the vocabulary is one token, whatever the merges.
 
-    `adds_bos`: a text begins with the beginning-of-text token unless the file says otherwise.
+    `adds_bos`: a text begins with the beginning-of-text token unless the file says otherwise. `nfc`: characters and
+    their accents are composed before, unless the file says otherwise.
     """
 
     cuts: tuple[str, ...]
@@ -32,9 +33,6 @@ class Recipe:
         """Cut, then spell each word in the characters that stand for bytes."""
         cuts = [pre_tokenizers.Split(Regex(cut), "isolated") for cut in self.cuts]
         return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-    def normalizer(self) -> normalizers.Normalizer | None:
-        return normalizers.NFC() if self.nfc else None
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
