@@ -245,6 +245,17 @@ def test_the_template_of_a_model_that_also_sees(tmp_path: Path) -> None:
     assert template.render(USER) == "seen"
 
 
+def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, byte_level_backend(), {"eos_token": "<|end|>"})
+    names = {"bos_token": {"content": "<|begin|>"}, "eos_token": "</s>", "additional_special_tokens": ["<s>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    template = "{{ bos_token }}{{ eos_token }}"
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), template)
+    assert text.chat_template is not None
+    assert text.chat_template.render(USER) == "<|begin|><|end|>"
+    assert text.tokenizer.special_text(text.tokenizer.bos_token_id) == "<|begin|>"
+
+
 def test_without_generation_config_the_ends_are_those_of_the_config(tmp_path: Path) -> None:
     ends = folder_text(tmp_path, config__json={"eos_token_id": [3, 7]}).eos_token_ids
     assert ends[:2] == (3, 7)

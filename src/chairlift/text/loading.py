@@ -13,7 +13,7 @@ from chairlift.models.files import read_bytes, shown
 from chairlift.models.generation import generation_defaults, gguf_sampling
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
-from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
+from chairlift.text.hf_tokenizer import SPECIAL_NAMES, hf_tokenizer, special_texts
 from chairlift.text.sentencepiece_model import HINT, sentencepiece_tokenizer
 from chairlift.text.tokenizer import Tokenizer
 
@@ -98,7 +98,9 @@ def _gguf_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def _from_folder(folder: Path, override: str | None) -> Text:
-    config = _optional_json(folder / "tokenizer_config.json")
+    named = _optional_json(folder / "special_tokens_map.json")  # older folders name special tokens here only
+    config = {name: named[name] for name in SPECIAL_NAMES if name in named}
+    config |= _optional_json(folder / "tokenizer_config.json")
     if config.get("auto_map") is not None:
         raise InvalidModel(f"{shown(folder)}: the tokenizer needs code of its own, which is never run")
     where, generation_path = shown(folder), folder / "generation_config.json"
