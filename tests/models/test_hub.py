@@ -234,8 +234,11 @@ def test_names_of_files_that_lead_elsewhere_are_not_taken() -> None:
         "1_Pooling/config.json",
         "sub/x.json",
         "tokenizer.model",
+        "additional_chat_templates/tool_use.jinja",
+        "additional_chat_templates/../x.jinja",
     ]
-    assert small_files(files) == ["1_Pooling/config.json", "config.json", "tokenizer.model"]
+    kept = ["1_Pooling/config.json", "additional_chat_templates/tool_use.jinja", "config.json", "tokenizer.model"]
+    assert small_files(files) == kept
 
 
 # ---------------------------------------------------------------- the way there

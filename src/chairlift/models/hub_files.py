@@ -21,7 +21,8 @@ _TEXT_FILES = {
     "spiece.model",
     "sentencepiece.bpe.model",
 }
-_POOLING = re.compile(r"\d_[A-Za-z]+/config\.json")
+_DEEPER = re.compile(r"\d_[A-Za-z]+/config\.json|additional_chat_templates/[\w-]+\.jinja", re.ASCII)
+"""How an encoder pools, and chat templates for particular uses."""
 _SAFE = re.compile(r"[\w+][\w.+ -]*(?:/[\w+][\w.+ -]*)*", re.ASCII)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _NOT_TEXT_GGUF = re.compile(r"(?:^|[/._-])(?:mmproj|imatrix)", re.IGNORECASE)
@@ -41,7 +42,7 @@ def small_files(files: Iterable[str]) -> list[str]:
 
 def _is_small(file: str) -> bool:
     if "/" in file:
-        return _POOLING.fullmatch(file) is not None
+        return _DEEPER.fullmatch(file) is not None
     if file.endswith(".index.json"):
         return file == WEIGHTS_INDEX
     return file.endswith(".json") or file in _TEXT_FILES
