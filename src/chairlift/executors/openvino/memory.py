@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ import openvino as ov
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
-from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype
+from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype, weight_dtype
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
@@ -21,12 +21,14 @@ from chairlift.models.quantize import int4_bytes, int8_bytes
 CacheKind = Literal["f32", "bf16", "u8"]
 """Precision of cached keys and values, as the plugin calls it."""
 
-PROGRAM_BYTES = 170 << 20
+PROGRAM_BYTES = 120 << 20
 """What OpenVINO and NumPy take when a small model runs."""
+_KERNEL_BYTES: dict[Dtype, int] = {"float32": 150 << 20, "int4": 30 << 20}
+"""What the plugin's kernels of a precision take more than those of others, measured with two models."""
 STEP_TOKENS = 512
 """Tokens of a step whose intermediate results are counted."""
-_LOGIT_ROWS = 3 * 64
-"""Rows of logits: those of a piece, as they come out, as they are sampled, and sorted."""
+_LOGIT_ROWS = 2 * 64
+"""Rows of logits: those of a piece, as they come out and as they are sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class MemoryNeed:
         return max(self.loading_bytes, self.running_bytes + int(cache_bytes))
 
 
-def memory_need(model: Model, dtype: Dtype, cache: CacheKind) -> MemoryNeed:
-    """What a model takes with its weights in `dtype`.
+def memory_need(model: Model, dtype: Dtype, cache: CacheKind, wide: Container[str] = ()) -> MemoryNeed:
+    """What a model takes with its weights in `dtype`, those named in `wide` in bfloat16.
 
     The layers are there twice at the end of loading: packed, and as the plugin lays them out when it first runs.
     """
@@ -59,12 +61,12 @@ def memory_need(model: Model, dtype: Dtype, cache: CacheKind) -> MemoryNeed:
         if name == "embed":
             embeddings += _packed_bytes(tensor, head_dtype(dtype), EMBEDDING_GROUP)
         elif name != "head":
-            layers += _packed_bytes(tensor, dtype, GROUPS[dtype])
-    head = _packed_bytes(model.weights.tensor("head"), head_dtype(dtype), GROUPS[head_dtype(dtype)])
+            kind = weight_dtype(name, dtype, wide)
+            layers += _packed_bytes(tensor, kind, GROUPS[kind])
+    kind = weight_dtype("head", head_dtype(dtype), wide)
+    head = _packed_bytes(model.weights.tensor("head"), kind, GROUPS[kind])
     weight_bytes = embeddings + head + layers
-    running_bytes = weight_bytes + _overhead_bytes(model.config)
-    if dtype == "float32":
-        running_bytes += embeddings  # the plugin keeps a table of its own
+    running_bytes = weight_bytes + _overhead_bytes(model.config) + _KERNEL_BYTES.get(dtype, 0)
     return MemoryNeed(
         weight_bytes, running_bytes + layers, running_bytes, token_bytes(model.config, cache), head + layers
     )
@@ -125,7 +127,7 @@ def check_memory(model: Model, options: ExecutorOptions, cache: CacheKind, avail
         InvalidOption: the weights do not fit, or not with the cache or the context that was asked for.
     """
     available = available_bytes() if available is None else available
-    need = memory_need(model, options.dtype, cache)
+    need = memory_need(model, options.dtype, cache, options.wide_weights)
     least = 2 * BLOCK_SIZE * need.token_bytes
     wanted = options.kv_cache_memory_bytes or least
     if not available or need.with_cache(wanted) <= available:  # not every system says what is free
