@@ -31,8 +31,8 @@ class Asked:
 class FakeHub:
     """`files` of one repository, `repo`, at `commit`; those in `stored` are on the store.
 
-    `statuses` are answered instead, by what the path contains; `cuts` are numbers of bytes after which the next answers
-    with a body break off; while `hold` is not set, nothing is answered.
+    `statuses` are answered instead, with a code or a message, by what the path contains; `cuts` are numbers of bytes
+    after which the next answers with a body break off; while `hold` is not set, nothing is answered.
     """
 
     repo: str
@@ -86,7 +86,8 @@ def _handler(hub: FakeHub, *, is_store: bool) -> type[BaseHTTPRequestHandler]:
             hub.hold.wait()
             status, code = next((fault for part, fault in hub.statuses.items() if part in path), (0, ""))
             if status:
-                self.reply(status, {"X-Error-Code": code})
+                header = "X-Error-Message" if " " in code else "X-Error-Code"
+                self.reply(status, {header: code})
             elif is_store:
                 self.body(path.removeprefix("/"))
             elif path.startswith("/api/models/"):

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -298,6 +299,14 @@ def test_a_server_without_parts_begins_anew(hub: FakeHub, tiny: dict[str, bytes]
     assert all((path / name).read_bytes() == tiny[name] for name in tiny)
 
 
+def test_two_at_once_get_it_once(hub: FakeHub, tiny: dict[str, bytes]) -> None:
+    hub.files["model.safetensors"] = tiny["model.safetensors"]
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: pull(), range(2))
+    assert first == second and (first / "model.safetensors").read_bytes() == tiny["model.safetensors"]
+    assert [asked.method for asked in hub.asked_of_store].count("GET") == 1
+
+
 def test_what_came_is_checked(hub: FakeHub, cache: Path, tiny: dict[str, bytes]) -> None:
     for name in ("config.json", "model.safetensors"):
         hub.spoiled = {name}
@@ -326,6 +335,7 @@ def test_without_a_token_none_is_sent(hub: FakeHub) -> None:
     [
         ((401, "RepoNotFound"), r"no such model at 127.0.0.1:\d+, or it is private, and HF_TOKEN is not set"),
         ((403, "GatedRepo"), r"org/tiny is gated: ask for access at http://127.0.0.1:\d+/org/tiny"),
+        ((401, "Invalid credentials in Authorization header"), "does not know the token in use"),
         ((403, ""), "forbids it to the token in use"),
         ((404, "RepoNotFound"), "no file or folder org/tiny here"),
         ((429, ""), "too many requests"),
