@@ -10,7 +10,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import chairlift
-from chairlift.cli import bench, calibrate, chat, generate, inspect, models, plan, pull, replay, report, serve, simulate
+from chairlift.cli import (
+    bench,
+    calibrate,
+    chat,
+    evaluate,
+    generate,
+    inspect,
+    models,
+    plan,
+    pull,
+    replay,
+    report,
+    serve,
+    simulate,
+)
 from chairlift.cli.config import environment_defaults, file_defaults
 from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.core.errors import ChairliftError, EngineDead
@@ -107,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"chairlift {chairlift.__version__}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (serve, generate, chat, pull, models, inspect, bench, replay, calibrate, simulate, report, plan):
+    serving, models_at_hand = (serve, generate, chat), (pull, models, inspect, evaluate)
+    for module in (*serving, *models_at_hand, bench, replay, calibrate, simulate, report, plan):
         module.add_parser(commands)
     return parser

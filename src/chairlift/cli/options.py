@@ -12,7 +12,7 @@ from chairlift.cli.journal_flags import add_journal_flags, journal_options
 from chairlift.cli.numbers import count
 from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.types import SamplingParams
-from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, Dtype, EngineOptions, KVCacheDtype
+from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, AskedDtype, EngineOptions, KVCacheDtype
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,10 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     group.add_argument("--revision", metavar="REVISION", help="branch, tag or commit of a model on a hub")
     group.add_argument(
         "--dtype",
-        choices=get_args(Dtype),
+        choices=get_args(AskedDtype),
         default="int8",
-        help="precision of the weights; int8 and int4 are quantised in groups (default: int8)",
+        help="precision of the weights; int8 and int4 are quantised in groups, auto picks for each weight (default: "
+        "int8)",
     )
     group.add_argument(
         "--kv-cache-dtype",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request
 from chairlift.executors.loading import Report
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.executors.openvino.choice import choose_weights
 from chairlift.grammars.checker import Checker
 from chairlift.grammars.compiling import Vocabulary
 from chairlift.grammars.store import Grammars
@@ -119,10 +121,14 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
             f"max_num_batched_tokens is {options.max_num_batched_tokens}, but a step has at most {most} tokens: "
             f"{options.max_num_seqs} sequences of {max_model_len}"
         )
+    weights = choose_weights(model, options.dtype)
+    if weights.reason:
+        print(f"chairlift worker: weights of {model.name} in {weights.reason}", file=sys.stderr, flush=True)
     executor_options = ExecutorOptions(
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
-        dtype=options.dtype,
+        dtype=weights.dtype,
+        wide_weights=weights.wide,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,

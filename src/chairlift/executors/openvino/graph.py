@@ -10,6 +10,7 @@ the logits of a whole prompt are wanted.
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -53,6 +54,11 @@ PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
 wide result again costs what the larger product saves."""
 
 
+def weight_dtype(name: str, dtype: Dtype, wide: Container[str]) -> Dtype:
+    """Precision of one weight of a model in `dtype` that keeps those named in `wide` in bfloat16."""
+    return "bfloat16" if name in wide and dtype != "float32" else dtype
+
+
 def head_dtype(dtype: Dtype) -> Dtype:
     """Precision of the head and the embeddings: four bits are too few, the errors would go straight into the logits."""
     return "int8" if dtype == "int4" else dtype
@@ -71,13 +77,13 @@ def attention_shapes(model: Model) -> set[AttentionShape]:
 
 def num_packed_bytes(model: Model) -> int:
     """Bytes in the file of all weights that are packed, those that are packed twice counted twice."""
-    names = ["embed", "head", *(name for parts in _product_names(model) for name in parts)]
+    names = ["embed", "head", *(name for parts in product_names(model) for name in parts)]
     return sum(model.weights.tensor(name).num_bytes for name in names)
 
 
-def build_head(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes) -> ov.Model:
+def build_head(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()) -> ov.Model:
     """The graph from hidden states to logits. `packed` takes its weights and must live until the graph has run once."""
-    kind = head_dtype(dtype)
+    kind = weight_dtype("head", head_dtype(dtype), wide)
     tensor = model.weights.tensor("head")
     weight = pack([tensor], kind, GROUPS[kind], packed)
     loaded.add(tensor.num_bytes)
@@ -92,16 +98,22 @@ PackedLayers = dict[tuple[str, ...], Packed]
 """The weights of all layers, by the names of those that are multiplied as one."""
 
 
-def pack_layers(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes) -> PackedLayers:
-    """The weights of all layers in `packed`, which must live until the graph that shares them has run once."""
+def pack_layers(
+    model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
+) -> PackedLayers:
+    """The weights of all layers in `packed`, which must live until the graph that shares them has run once.
+
+    Those named in `wide` are in bfloat16; of weights that are multiplied as one, the first one's name counts.
+    """
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
-        weight = pack(tensors, dtype, GROUPS[dtype], packed)
+        kind = weight_dtype(parts[0], dtype, wide)
+        weight = pack(tensors, kind, GROUPS[kind], packed)
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 
-    names = _product_names(model)
+    names = product_names(model)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return dict(zip(names, pool.map(pack_one, names), strict=True))
 
@@ -120,7 +132,8 @@ def build_body(
     return _Body(model, max_model_len, table, layers).build()
 
 
-def _product_names(model: Model) -> list[tuple[str, ...]]:
+def product_names(model: Model) -> list[tuple[str, ...]]:
+    """Weights of all layers, those together that are multiplied as one."""
     layers = range(model.config.num_layers)
     return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
 

@@ -23,7 +23,7 @@ from chairlift.executors.openvino.graph import (
     pack_layers,
 )
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
-from chairlift.executors.openvino.options import Dtype, ExecutorOptions
+from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
 from chairlift.executors.openvino.weights import Arena, trim_heap
@@ -36,9 +36,11 @@ MAX_HEAD_ROWS = 64
 class Head:
     """Hidden states to logits, a piece at a time. Every size of piece was run once when it is constructed."""
 
-    def __init__(self, core: ov.Core, model: Model, dtype: Dtype, properties: Properties, loaded: LoadedBytes) -> None:
+    def __init__(
+        self, core: ov.Core, model: Model, options: ExecutorOptions, properties: Properties, loaded: LoadedBytes
+    ) -> None:
         packed = Arena()
-        graph = build_head(model, dtype, packed, loaded)
+        graph = build_head(model, options.dtype, packed, loaded, options.wide_weights)
         self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
         self._feed = Feed(self._request)
         for size in buckets_up_to(MAX_HEAD_ROWS):
@@ -77,8 +79,8 @@ class Program:
         loaded = LoadedBytes(num_packed_bytes(model), report)
         with ThreadPoolExecutor(1) as pool:
             # The head is there once, not as the plugin's copy and as ours, before anything else as large is made.
-            head = pool.submit(Head, core, model, options.dtype, precision.head, loaded)
-            layers = pack_layers(model, options.dtype, self._packed, loaded)
+            head = pool.submit(Head, core, model, options, precision.head, loaded)
+            layers = pack_layers(model, options.dtype, self._packed, loaded, options.wide_weights)
             self._head = head.result()
         trim_heap()
         graph = build_body(model, options.dtype, options.max_model_len, layers, self._embeddings, loaded)
