@@ -65,6 +65,14 @@ def test_figures_of_a_real_model(smollm2: Model) -> None:
     assert token_bytes(smollm2.config, "bf16") == 23_040
 
 
+def test_weights_that_stay_wide_are_counted_so(smollm2: Model) -> None:
+    """Of q, k and v, which are multiplied as one, the first one's name counts."""
+    plain = memory_need(smollm2, "int8", "bf16")
+    for name, num_numbers in (("head", 49152 * 576), ("layers.0.q", (576 + 2 * 192) * 576), ("layers.0.k", 0)):
+        need = memory_need(smollm2, "int8", "bf16", {name})
+        assert need.weight_bytes - plain.weight_bytes == num_numbers * 2 - num_numbers * 66 // 64
+
+
 def test_what_does_not_fit_is_refused_with_what_would(smollm2: Model) -> None:
     options = replace(OPTIONS, dtype="float32", kv_cache_memory_bytes=None)
     check_memory(smollm2, options, "f32", 4 << 30)

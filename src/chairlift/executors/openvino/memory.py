@@ -11,7 +11,7 @@ import openvino as ov
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
-from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype, weight_dtype
+from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype, product_names, weight_dtype
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
@@ -51,17 +51,19 @@ class MemoryNeed:
 
 
 def memory_need(model: Model, dtype: Dtype, cache: CacheKind, wide: Container[str] = ()) -> MemoryNeed:
-    """What a model takes with its weights in `dtype`, those named in `wide` in bfloat16.
+    """What a model takes with its weights in `dtype`, but those in `wide` in bfloat16.
 
     The layers are there twice at the end of loading: packed, and as the plugin lays them out when it first runs.
     """
-    embeddings, head, layers = 0, 0, 0
+    # Of weights that are multiplied as one, the first one's name counts.
+    first_of = {name: parts[0] for parts in product_names(model) for name in parts}
+    embeddings, layers = 0, 0
     for name in model.weights.names:
         tensor = model.weights.tensor(name)
         if name == "embed":
             embeddings += _packed_bytes(tensor, head_dtype(dtype), EMBEDDING_GROUP)
         elif name != "head":
-            kind = weight_dtype(name, dtype, wide)
+            kind = weight_dtype(first_of.get(name, name), dtype, wide)
             layers += _packed_bytes(tensor, kind, GROUPS[kind])
     kind = weight_dtype("head", head_dtype(dtype), wide)
     head = _packed_bytes(model.weights.tensor("head"), kind, GROUPS[kind])
