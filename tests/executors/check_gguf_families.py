@@ -18,13 +18,13 @@ from typing import Any
 import gguf  # type: ignore[import-not-found]
 import numpy as np
 
-from executors.families import CONFIGS, weights_of
+from executors.families import CONFIGS, usual, weights_of
 from executors.gguf_families import ARCHITECTURES, NAMES, gguf_name, metadata_of, tensors_of, write_gguf_checkpoint
 
 
 def check_names(name: str) -> None:
     """The package knows every tensor by the name that we give it."""
-    config = CONFIGS[name]
+    config = usual(CONFIGS[name])
     kind = config["model_type"]
     arch = next(one for one, text in gguf.MODEL_ARCH_NAMES.items() if text == ARCHITECTURES[kind])
     table = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])

@@ -75,6 +75,28 @@ _STABLELM = _family(
     qk_layernorm=False,
     use_parallel_residual=False,
 )
+_GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 128,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 96,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0 + 0.02 * j for j in range(12)],
@@ -155,6 +177,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
         "use_parallel_residual": True,
     },
+    "gpt2": _GPT2,
     "dynamic": {**_LLAMA, "max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     "yarn": {**_LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
     "yarn-mscale": {
@@ -171,6 +194,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2",))}
+"""Of those that joined later: the others' seeds are their places in the list without them."""
 LOGIT_SCALES = {"granite": 6.7}
 """Standard deviation of the head's outputs, where not 3.3."""
 
@@ -199,6 +224,14 @@ def expected(name: str) -> NDArray[np.float32]:
 # ---------------------------------------------------------------- weights
 
 
+def usual(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the names that most families use."""
+    if config["model_type"] != "gpt2":
+        return config
+    named = {_GPT2_NAMES.get(key, key): value for key, value in config.items()}
+    return {**named, "num_key_value_heads": config["n_head"], "intermediate_size": 4 * config["n_embd"]}
+
+
 def head_size(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
@@ -209,8 +242,8 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
     Scaled so that attention scores have a standard deviation near 2 and logits one above 3: differences in who attends
     to whom then show in the logits, and rounding is not blown up.
     """
-    config = CONFIGS[name]
-    rng = np.random.default_rng(sorted(CONFIGS).index(name))
+    config = usual(CONFIGS[name])
+    rng = np.random.default_rng(_SEEDS[name] if name in _SEEDS else sorted(set(CONFIGS) - set(_SEEDS)).index(name))
     offset = 1.0 if config["model_type"] == "gemma3_text" else 0.0
     weights: dict[str, NDArray[np.float32]] = {}
     for key, shape, scale in _shapes(config, LOGIT_SCALES.get(name, 3.3)):
@@ -220,13 +253,17 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
             values = scale * (1 + 0.2 * rng.standard_normal(shape)) - offset
         else:
             values = rng.standard_normal(shape) * scale / np.sqrt(shape[1])
-        weights[key] = values.astype(np.float32)
+        is_transposed = config["model_type"] == "gpt2" and len(shape) == 2 and key.startswith("transformer.h.")
+        weights[key] = np.ascontiguousarray(values.T if is_transposed else values).astype(np.float32)
     return weights
 
 
 def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Name, shape and scale of every weight: a matrix's outputs per input of mean square 1, a norm's mean."""
     hidden = config["hidden_size"]
+    if config["model_type"] == "gpt2":
+        yield from _gpt2_shapes(config, logit_scale)
+        return
     yield "model.embed_tokens.weight", (VOCAB_SIZE, hidden), logit_scale if config["tie_word_embeddings"] else 5.0
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", (VOCAB_SIZE, hidden), logit_scale
@@ -239,13 +276,32 @@ def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, t
             yield prefix + name, shape, scale
 
 
+def _gpt2_shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield "transformer.wte.weight", (VOCAB_SIZE, hidden), logit_scale
+    yield "transformer.wpe.weight", (config["max_position_embeddings"], hidden), logit_scale
+    yield from _norm("transformer.ln_f", hidden, config)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"transformer.h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            yield from _norm(prefix + norm, hidden, config)
+        for name, rows, cols, scale in (
+            ("attn.c_attn", 3 * hidden, hidden, 1.3),
+            ("attn.c_proj", hidden, hidden, 1.0),
+            ("mlp.c_fc", inner, hidden, 1.0),
+            ("mlp.c_proj", hidden, inner, 1.0),
+        ):
+            yield f"{prefix}{name}.weight", (rows, cols), scale
+            yield f"{prefix}{name}.bias", (rows,), 0.0
+
+
 def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
     # Gemma's embeddings are large: what layers add must be so too.
     is_large = config["model_type"] == "gemma3_text" and name.endswith(
         ("post_attention_layernorm", "post_feedforward_layernorm")
     )
     yield name + ".weight", (size,), 6.0 if is_large else 1.0
-    if config["model_type"] == "stablelm":
+    if config["model_type"] in ("stablelm", "gpt2"):
         yield name + ".bias", (size,), 0.0
 
 

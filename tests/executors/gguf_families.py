@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.families import CONFIGS, VOCAB_SIZE, head_size, weights_of
+from executors.families import CONFIGS, VOCAB_SIZE, head_size, usual, weights_of
 from models.writers import encode, interleave, write_gguf
 
 Floats = NDArray[np.float32]
@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "olmo3": "olmo2",
     "granite": "granite",
     "stablelm": "stablelm",
+    "gpt2": "gpt2",
 }
 PERMUTED = ("llama", "mistral", "smollm3", "granite")
 """Whose converters put rotary pair j of a head of Q and K into its rows 2j and 2j + 1."""
@@ -55,6 +56,17 @@ _STEMS = {
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GPT2_STEMS = {
+    "wte": "token_embd",
+    "wpe": "position_embd",
+    "ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
 _POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -66,11 +78,12 @@ def gguf_name(hf_name: str, model_type: str) -> str:
     """The GGUF name of a tensor of one of these families."""
     stem, kind = hf_name.rsplit(".", 1)
     prefix = ""
+    stem = stem.replace("transformer.h.", "model.layers.").removeprefix("transformer.")
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         prefix = f"blk.{layer}."
     post_norms = _POST_NORMS if model_type in ("gemma3_text", "olmo2", "olmo3") else {}
-    return f"{prefix}{ {**_STEMS, **post_norms}[stem] }.{kind}"
+    return f"{prefix}{ {**_STEMS, **_GPT2_STEMS, **post_norms}[stem] }.{kind}"
 
 
 def tensors_of(name: str) -> dict[str, Floats]:
@@ -86,6 +99,8 @@ def tensors_of(name: str) -> dict[str, Floats]:
         if kind in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             heads_key = "num_attention_heads" if stem.endswith("q_proj") else "num_key_value_heads"
             numbers = interleave(numbers, config[heads_key])
+        if kind == "gpt2" and numbers.ndim == 2 and ".h." in hf_name:
+            numbers = np.ascontiguousarray(numbers.T)
         if ".norms." in hf_name:
             heads.setdefault(gguf_name(stem.rsplit(".", 1)[0] + ".weight", kind), []).append(numbers)
             continue
@@ -100,7 +115,7 @@ def tensors_of(name: str) -> dict[str, Floats]:
 
 def metadata_of(name: str) -> dict[str, Any]:
     """What the converter writes of the config, and a vocabulary of made-up tokens."""
-    config = CONFIGS[name]
+    config = usual(CONFIGS[name])
     kind = config["model_type"]
     size, context = head_size(config), config["max_position_embeddings"]
     keys: dict[str, Any] = {
@@ -110,13 +125,15 @@ def metadata_of(name: str) -> dict[str, Any]:
         "feed_forward_length": config["intermediate_size"],
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
-        "rope.freq_base": float(config["rope_theta"]),
         **_scaling(config),
     }
+    if "rope_theta" in config:
+        keys["rope.freq_base"] = float(config["rope_theta"])
     if "head_dim" in config:
         keys |= {"attention.key_length": size, "attention.value_length": size}
-    norm = "layer_norm_epsilon" if kind == "stablelm" else "layer_norm_rms_epsilon"
-    keys[f"attention.{norm}"] = float(config["layer_norm_eps" if kind == "stablelm" else "rms_norm_eps"])
+    is_layer_norm = "layer_norm_eps" in config
+    norm = "layer_norm_epsilon" if is_layer_norm else "layer_norm_rms_epsilon"
+    keys[f"attention.{norm}"] = float(config["layer_norm_eps" if is_layer_norm else "rms_norm_eps"])
     if kind in ("phi3", "stablelm") or kind in PERMUTED:
         keys["rope.dimension_count"] = int(size * config.get("partial_rotary_factor", 1.0))
     if kind == "stablelm":

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from chairlift.core.errors import InvalidModel
 from chairlift.executors.forward import ReferenceModel, empty_caches, forward, weights_of
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.executors.openvino.options import Dtype
@@ -88,6 +89,32 @@ def test_the_text_part_of_a_model_for_pictures(prefix: str, model_of: Callable[[
     np.testing.assert_array_equal(to_float32(model.weights.tensor(key)), to_float32(alone.weights.tensor(key)))
 
 
+@pytest.mark.parametrize("prefix", ["", "transformer."])
+def test_names_of_older_checkpoints(prefix: str, model_of: Callable[[str], Model], tmp_path: Path) -> None:
+    """GPT-2 as published: names that begin with the layers, and the mask of each layer beside its weights."""
+    tensors = {prefix + key.removeprefix("transformer."): value for key, value in tensors_of("gpt2").items()}
+    tensors[prefix + "h.1.attn.bias"] = np.ones((4, 4), np.float32)
+    tensors["lm_head.weight"] = tensors[prefix + "wte.weight"]
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["gpt2"]))
+    write_safetensors(tmp_path / "model.safetensors", {key: encode(value, "F16") for key, value in tensors.items()})
+    model, alone = open_model(resolve(str(tmp_path))), model_of("gpt2")
+    assert model.weights.names == alone.weights.names
+    for key in ("layers.1.k", "layers.0.down", "layers.1.v_bias"):
+        wanted = to_float32(alone.weights.tensor(key)).astype(np.float16)
+        np.testing.assert_array_equal(to_float32(model.weights.tensor(key)), wanted)
+
+
+def test_transposed_weights_are_plain_numbers(tmp_path: Path) -> None:
+    """Bytes of FP8 that lie transposed are refused by name."""
+    write_checkpoint("gpt2", tmp_path / "m")
+    tensors = {key: encode(value, "F32") for key, value in tensors_of("gpt2").items()}
+    shape = tensors_of("gpt2")["transformer.h.0.mlp.c_fc.weight"].shape
+    tensors["transformer.h.0.mlp.c_fc.weight"] = ("F8_E4M3", shape, bytes(shape[0] * shape[1]))
+    write_safetensors(tmp_path / "m" / "model.safetensors", tensors)
+    with pytest.raises(InvalidModel, match=r"mlp\.c_fc\.weight lies transposed as F8_E4M3"):
+        open_model(resolve(str(tmp_path / "m")))
+
+
 # ---------------------------------------------------------------- what every feature is worth
 
 WITHOUT: dict[str, list[dict[str, Any]]] = {
@@ -135,6 +162,14 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
     ],
     "granite": [{"embedding_scale": 1.0}, {"attention_scale": None}, {"residual_scale": 1.0}, {"logit_scale": 1.0}],
     "stablelm": [{"norm": "rms"}, {"rope": {"dim": 16}}, {"norm_eps": 1e-1}],
+    "gpt2": [
+        {"norm": "rms"},
+        {"activation": "silu"},
+        {"learned_positions": False},
+        {"attention_scale": 1.0},
+        {"norm_eps": 1e-1},
+        {"unrotated_layers": ()},
+    ],
     "stablelm-parallel": [{"qk_norm": "none"}, {"qk_norm": "zeroth"}],
     "dynamic": [{"rope": {"scaling": "none"}}, {"rope": {"factor": 1.5}}, {"rope": {"original_max_model_len": 33}}],
     "yarn": [{"rope": {"amplitude": 1.0}}, {"rope": {"factor": 4.0}}, {"rope": {"original_max_model_len": 64}}],
@@ -172,6 +207,14 @@ def test_every_feature_moves_the_logits(name: str, change: dict[str, Any], model
         ("stablelm", "layers.0.mlp_norm_bias"),
         ("stablelm", "norm_bias"),
         ("stablelm", "layers.0.k_bias"),
+        ("gpt2", "layers.0.attn_norm_bias"),
+        ("gpt2", "layers.1.mlp_norm_bias"),
+        ("gpt2", "layers.1.q_bias"),
+        ("gpt2", "layers.0.v_bias"),
+        ("gpt2", "layers.1.o_bias"),
+        ("gpt2", "layers.0.up_bias"),
+        ("gpt2", "layers.1.down_bias"),
+        ("gpt2", "norm_bias"),
     ],
 )
 def test_every_bias_moves_the_logits(name: str, weight: str, model_of: Callable[[str], Model]) -> None:
@@ -241,7 +284,7 @@ def close(logits: Floats, stored: Floats) -> None:
     assert np.abs(logits - stored).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2"])
 def test_float32(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 
@@ -264,7 +307,7 @@ def test_every_operation_is_one_kernel(name: str, model_of: Callable[[str], Mode
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel"}))
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2"}))
 def test_float32_of_the_others(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 
@@ -294,3 +337,17 @@ def test_neighbours_in_a_step(name: str, model_of: Callable[[str], Model]) -> No
         for slot in (*chunks, *decodes):
             if driver.num_known(slot) == driver.computed[slot] + 1:  # it sampled
                 assert np.abs(driver.logits(slot) - exact[driver.computed[slot] - 1]).max() < TOLERANCE
+
+
+def test_the_last_learned_position(tmp_path: Path) -> None:
+    """A last prompt token alone in its chunk has a companion one position on, which the table does not have."""
+    config = {**CONFIGS["gpt2"], "n_positions": NUM_TOKENS}
+    tensors = tensors_of("gpt2")
+    tensors["transformer.wpe.weight"] = tensors["transformer.wpe.weight"][:NUM_TOKENS]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_safetensors(tmp_path / "model.safetensors", {key: encode(value, "F32") for key, value in tensors.items()})
+    driver = loaded(open_model(resolve(str(tmp_path))), "float32")
+    driver.join(0, tokens_of("gpt2"), NUM_TOKENS)
+    driver.step({0: NUM_TOKENS - 1})
+    driver.step({0: 1})
+    close(driver.logits(0), expected("gpt2")[POSITIONS.index(79)])

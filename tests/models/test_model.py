@@ -137,7 +137,7 @@ def test_the_installed_package_opens() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
+        ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
         ({"architectures": None}, "architectures must be a list"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
         ({"rope_scaling": {"rope_type": "xpos", "factor": 4.0}}, "rope type xpos"),

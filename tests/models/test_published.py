@@ -191,6 +191,29 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                max_position_embeddings=4096, qk_layernorm=True, use_parallel_residual=True, use_qkv_bias=False),
         {"head_size": 160, "rope.dim": 40, "qk_norm": "each_head", "parallel_residual": True},
     ),
+    "GPT-2": (
+        {
+            "activation_function": "gelu_new",
+            "architectures": ["GPT2LMHeadModel"],
+            "layer_norm_epsilon": 1e-05,
+            "n_ctx": 1024,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+        },
+        {
+            "intermediate_size": 3072,
+            "head_size": 64,
+            "max_model_len": 1024,
+            "learned_positions": True,
+            "gated": False,
+            "norm": "layer",
+            "activation": "gelu_tanh",
+            "tie_embeddings": True,
+        },
+    ),
 }  # fmt: skip
 
 
@@ -257,6 +280,9 @@ def test_bases_of_both_kinds_of_layers() -> None:
         (config("GraniteForCausalLM", (2048, 8192, 4, 32, 8, 128), logits_scaling=0), "logits_scaling must be a"),
         (config("StableLmForCausalLM", (2048, 8192, 4, 32, 8, 128), qk_layernorm="yes"), "qk_layernorm must be true"),
         (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="relu"), "hidden_act relu"),
+        ({"architectures": ["GPT2LMHeadModel"], "activation_function": "relu"}, "hidden_act relu"),
+        ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
+        ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
     ],
 )
 def test_refused_by_name(values: dict[str, Any], message: str) -> None:

@@ -38,6 +38,8 @@ class ReferenceModel:
         config = self.config
         positions = np.arange(start, start + len(token_ids))
         x = self._weights["embed"][token_ids] * np.float32(config.embedding_scale)  # [new, hidden]
+        if config.learned_positions:
+            x = x + self._weights["positions"][positions]
         for i in range(config.num_layers):
             name = f"layers.{i}."
             h = self._norm(x, name + "attn_norm") if config.pre_norms else x
@@ -85,6 +87,8 @@ class ReferenceModel:
         return y
 
     def _mlp(self, h: Floats, name: str) -> Floats:
+        if not self.config.gated:
+            return self._linear(_activated(self._linear(h, name + "up"), self.config), name + "down")
         gate = _activated(self._linear(h, name + "gate"), self.config)
         return self._linear(gate * self._linear(h, name + "up"), name + "down")
 

@@ -30,6 +30,8 @@ class ModelConfig:
     - `norm` is root mean square or layer normalisation (that of queries and keys of each head too), `norm_bias` its
       bias, and `norm_offset` is added to all its weights. `pre_norms` are before attention and MLP,
       `post_norms` after them. With `parallel_residual` both read the one before attention.
+    - `learned_positions` says that a learned vector for each of the `max_model_len` positions is added to embeddings.
+      An MLP that is not `gated` has one matrix before its activation.
     - embeddings are multiplied by `embedding_scale`, what attention and MLP add by `residual_scale`, logits by
       `logit_scale`.
     """
@@ -62,6 +64,8 @@ class ModelConfig:
     parallel_residual: bool = False
     activation: Activation = "silu"
     mlp_bias: bool = False
+    gated: bool = True
+    learned_positions: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0

@@ -18,10 +18,11 @@ from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
 from chairlift.models.gguf_config import Metadata, config_from_gguf
 from chairlift.models.hf_config import config_from_json
-from chairlift.models.layout import Weight, decoder_weights, fused
+from chairlift.models.layout import Place, Weight, decoder_weights, fused
 
 FromJson = Callable[[Fields, ModelConfig], ModelConfig]
 FromGGUF = Callable[[Metadata, ModelConfig], ModelConfig]
+Renamed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def _nothing_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
@@ -30,6 +31,10 @@ def _nothing_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
 
 def _nothing_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
     return config
+
+
+def _as_it_is(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,12 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     partial_rotation: bool = False
     """Whether its `partial_rotary_factor` means anything: the original code of the others does not look at it."""
+    renamed: Renamed = _as_it_is
+    """Its `config.json` with the fields' usual names."""
     from_json: FromJson = _nothing_from_json
     from_gguf: FromGGUF = _nothing_from_gguf
+    hf_prefix: str = ""
+    """What its tensors' names begin with in some checkpoints and not in others."""
     hf_ignored: tuple[str, ...] = (".rotary_emb.inv_freq", ".masked_bias")
     """Endings of tensor names that old checkpoints carry and nobody needs."""
     gguf_ignored: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -63,7 +72,7 @@ class Family:
         """
         if values["architectures"][0] in self.hf_wrappers:
             values = _text_part(values, where)
-        values = {**self.defaults, **values}
+        values = {**self.defaults, **self.renamed(values)}
         fields, config = Fields(values, where), config_from_json(values, self.name, where)
         if config.rope.dim != config.head_size and not self.partial_rotation:
             raise fields.error(f"partial_rotary_factor is not supported for {self.name}")
@@ -225,5 +234,31 @@ FAMILIES = (
         partial_rotation=True,
         from_json=features.stablelm_from_json,
         from_gguf=features.stablelm_from_gguf,
+    ),
+    Family(
+        "gpt2",
+        ("GPT2LMHeadModel",),
+        ("gpt2",),
+        decoder_weights(
+            hf_layer="h.{i}.",
+            hf={
+                "embed": "wte",
+                "positions": "wpe",
+                "norm": "ln_f",
+                "attn_norm": "ln_1",
+                "mlp_norm": "ln_2",
+                **fused("attn.c_attn", {"q": "q", "k": "kv", "v": "kv"}, transposed=True),
+                "o": Place("attn.c_proj", transposed=True),
+                "up": Place("mlp.c_fc", transposed=True),
+                "down": Place("mlp.c_proj", transposed=True),
+            },
+            gguf=_GGUF_QKV,
+        ),
+        defaults={"tie_word_embeddings": True},
+        renamed=features.gpt2_fields,
+        hf_prefix="transformer.",
+        hf_ignored=(".attn.bias", ".attn.masked_bias"),
+        from_json=features.gpt2_from_json,
+        from_gguf=features.gpt2_from_gguf,
     ),
 )

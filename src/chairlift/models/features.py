@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from chairlift.models.config import ModelConfig
 from chairlift.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
@@ -196,4 +198,52 @@ def stablelm_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
         norm_bias=True,
         qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
         parallel_residual="blk.0.ffn_norm.weight" not in tensors,
+    )
+
+
+_GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+    "activation_function": "hidden_act",
+}
+
+
+def gpt2_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as other families call them; the MLP is four times as wide as the rest if nothing is said."""
+    given = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, **values}
+    given.setdefault("activation_function", "gelu_new")
+    if given.get("n_inner") is None and isinstance(given["n_embd"], int):
+        given["n_inner"] = 4 * given["n_embd"]
+    return {_GPT2_NAMES.get(key, key): value for key, value in given.items()}
+
+
+def gpt2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if fields.flag(key, False):
+            raise fields.error(f"{key} is not supported")
+    return replace(
+        _gpt2(config),
+        norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
+        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+    )
+
+
+def gpt2_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(_gpt2(config), activation="gelu_tanh")
+
+
+def _gpt2(config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        gated=False,
+        learned_positions=True,
+        unrotated_layers=(True,) * config.num_layers,
     )

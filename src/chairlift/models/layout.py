@@ -12,7 +12,7 @@ from typing import Literal
 
 from chairlift.models.config import ModelConfig
 
-Dim = Literal["one", "hidden", "q", "kv", "head", "mlp", "vocab"]
+Dim = Literal["one", "hidden", "q", "kv", "head", "mlp", "vocab", "positions"]
 Condition = Callable[[ModelConfig], bool]
 
 
@@ -22,12 +22,13 @@ class Place:
 
     `parts` are the numbers of rows (of a vector: of numbers) of the weights that lie in the tensor one after the other;
     this is number `part` of them. `{i}` in the name stands for the layer, `{n}` for the copy; copies whose name
-    has no `{n}` lie in one tensor, one after the other.
+    has no `{n}` lie in one tensor, one after the other. `transposed`: the tensor's columns are the weight's rows.
     """
 
     name: str
     parts: tuple[Dim, ...] = ()
     part: int = 0
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def num_rows(dim: Dim, config: ModelConfig) -> int:
         "head": config.head_size,
         "mlp": config.intermediate_size,
         "vocab": config.vocab_size,
+        "positions": config.max_model_len,
     }
     return sizes[dim]
 
@@ -100,31 +102,40 @@ _MATRICES: tuple[tuple[str, str, str, tuple[Dim, Dim], Condition], ...] = (
     ("up", "mlp.up_proj", "ffn_up", ("mlp", "hidden"), lambda c: c.mlp_bias),
     ("down", "mlp.down_proj", "ffn_down", ("hidden", "mlp"), lambda c: c.mlp_bias),
 )
-_LAYER, _HF_LAYER, _GGUF_LAYER = "layers.{i}.", "model.layers.{i}.", "blk.{i}."
+_WHOLE: tuple[Weight, ...] = (
+    Weight("embed", Place("model.embed_tokens"), Place("token_embd"), ("vocab", "hidden"), lambda _: True),
+    Weight(
+        "positions", Place("positions"), Place("position_embd"), ("positions", "hidden"), lambda c: c.learned_positions
+    ),
+    Weight("norm", Place("model.norm"), Place("output_norm"), ("one", "hidden"), lambda _: True),
+    Weight("head", Place("lm_head"), Place("output"), ("vocab", "hidden"), lambda c: not c.tie_embeddings),
+)
+"""What is not in layers."""
+_LAYER, _GGUF_LAYER = "layers.{i}.", "blk.{i}."
 
 
 def decoder_weights(
     *,
     gguf_rotary: bool = False,
+    hf_layer: str = "model.layers.{i}.",
     hf: Mapping[str, str | Place] | None = None,
     gguf: Mapping[str, str | Place] | None = None,
 ) -> tuple[Weight, ...]:
     """The weights of a family. `gguf_rotary`: its converter permutes Q and K.
 
     `hf` and `gguf` say where its files keep a weight if not where Llama's do, by the weight's name within the layer;
-    so are the names that they give, without `.weight`.
+    so are the names that they give, without `.weight`. Layers are those that begin with `hf_layer`.
     """
-    embed, head = (
-        Weight("embed", Place("model.embed_tokens"), Place("token_embd"), ("vocab", "hidden"), lambda _: True),
-        Weight("head", Place("lm_head"), Place("output"), ("vocab", "hidden"), lambda c: not c.tie_embeddings),
-    )
-    norm = Weight("norm", Place("model.norm"), Place("output_norm"), ("one", "hidden"), lambda _: True)
-    weights = [_matrix(embed), _matrix(norm), _bias(norm, _has_norm_bias), _matrix(head)]
+    weights: list[Weight] = []
+    for whole in _WHOLE:
+        weights.append(_matrix(replace(whole, hf=_within("", (hf or {}).get(whole.name, whole.hf)))))
+        if whole.name == "norm":
+            weights.append(_bias(replace(whole, hf=_within("", (hf or {}).get("norm", whole.hf))), _has_norm_bias))
     for one, has_bias in _layer_weights():
         placed = replace(
             one,
             name=_LAYER + one.name,
-            hf=_within(_HF_LAYER, (hf or {}).get(one.name, one.hf)),
+            hf=_within(hf_layer, (hf or {}).get(one.name, one.hf)),
             gguf=_within(_GGUF_LAYER, (gguf or {}).get(one.name, one.gguf)),
             gguf_rotary=gguf_rotary and one.name in ("q", "k"),
         )
@@ -134,9 +145,9 @@ def decoder_weights(
     return tuple(weights)
 
 
-def fused(name: str, parts: Mapping[str, Dim]) -> dict[str, Place]:
+def fused(name: str, parts: Mapping[str, Dim], *, transposed: bool = False) -> dict[str, Place]:
     """Places of weights that lie in one tensor, one after the other, by their sizes."""
-    return {part: Place(name, tuple(parts.values()), n) for n, part in enumerate(parts)}
+    return {part: Place(name, tuple(parts.values()), n, transposed) for n, part in enumerate(parts)}
 
 
 def _layer_weights() -> Iterator[tuple[Weight, Condition | None]]:
@@ -158,7 +169,15 @@ def _layer_weights() -> Iterator[tuple[Weight, Condition | None]]:
             None,
         )
     for name, hf, gguf, shape, has_bias in _MATRICES:
-        yield Weight(name, Place(hf), Place(gguf), shape, lambda _: True), has_bias
+        yield Weight(name, Place(hf), Place(gguf), shape, _is_gated if name == "gate" else _always), has_bias
+
+
+def _always(_: ModelConfig) -> bool:
+    return True
+
+
+def _is_gated(config: ModelConfig) -> bool:
+    return config.gated
 
 
 def _has_norm_bias(config: ModelConfig) -> bool:

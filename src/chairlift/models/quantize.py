@@ -282,6 +282,10 @@ def _num_cores() -> int:
 
 def _stored_rows(tensor: Tensor, first: int, last: int) -> NDArray[np.uint8]:
     """Bytes of rows first..last of the weight, `[rows, row_bytes]`, in the weight's order."""
+    if tensor.columns is not None:
+        begin, width = tensor.columns
+        numbers = np.frombuffer(tensor.raw, f"<u{tensor.encoding.unit_bytes}").reshape(tensor.cols, width)
+        return np.ascontiguousarray(numbers[:, begin + first : begin + last].T).view(np.uint8)
     stored = np.frombuffer(tensor.raw, np.uint8).reshape(tensor.rows, tensor.row_bytes)
     if not tensor.interleaved_heads or tensor.rows == 1:
         return stored[first:last]

@@ -81,6 +81,8 @@ class Tensor:
     raw: memoryview
     interleaved_heads: int = 0
     scaling: Scaling | None = None
+    columns: tuple[int, int] | None = None
+    """Where it lies transposed: its rows are columns of what is stored, from this one on, of so many."""
 
     @property
     def rows(self) -> int:
@@ -102,12 +104,18 @@ class Tensor:
 
     def rows_between(self, first: int, count: int) -> Tensor:
         """Some of its rows, where it holds several weights on top of each other."""
+        if self.columns is not None:
+            return replace(self, shape=(count, self.cols), columns=(self.columns[0] + first, self.columns[1]))
         if self.scaling is not None:
             return replace(
                 self, shape=(count, self.cols), scaling=replace(self.scaling, first_row=self.scaling.first_row + first)
             )
         raw = self.raw[first * self.row_bytes : (first + count) * self.row_bytes]
         return replace(self, shape=(count, self.cols), raw=raw)
+
+    def transposed(self) -> Tensor:
+        """The weight whose columns are the rows that are stored. Only for plain floating point."""
+        return replace(self, shape=(self.cols, self.rows), columns=(0, self.cols))
 
     def numbers_between(self, first: int, count: int) -> Tensor:
         """Some numbers of a vector, where it holds several after each other."""

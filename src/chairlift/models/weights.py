@@ -14,6 +14,7 @@ from chairlift.models.tensor import Encoding, Tensor
 
 _NO_NUMBERS = (Encoding.I8, Encoding.I32, Encoding.I64)
 """What means nothing without the scales beside it."""
+_PLAIN = (Encoding.F32, Encoding.F16, Encoding.BF16)
 
 
 class Weights:
@@ -69,6 +70,8 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     used: set[str] = set()
     if family.hf_wrappers:
         stored = _text_part(stored)
+    if family.hf_prefix:
+        stored = {key.removeprefix(family.hf_prefix): tensor for key, tensor in stored.items()}
     for slot in slots_of(family.weights, config):
         tensors[slot.name] = _placed(slot, slot.weight.hf, config, stored, used, where)
     if config.tie_embeddings:
@@ -107,12 +110,27 @@ def _placed(
         count = slot.weight.num_copies(config)
         return bound(slot.name, key, stored, (count * rows, cols), where).rows_between(slot.copy * rows, rows)
     if not place.parts:
-        return bound(slot.name, key, stored, (rows, cols), where)
+        read = _transposed if place.transposed and slot.weight.shape[0] != "one" else bound
+        return read(slot.name, key, stored, (rows, cols), where)
     sizes = [num_rows(dim, config) for dim in place.parts]
     first = sum(sizes[: place.part])
     if slot.weight.shape[0] == "one":
         return bound(slot.name, key, stored, (1, sum(sizes)), where).numbers_between(first, sizes[place.part])
+    if place.transposed:
+        return _transposed(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
     return bound(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
+
+
+def _transposed(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
+    """A weight that lies transposed.
+
+    Raises:
+        InvalidModel: it is missing, of another shape, or not plain floating point.
+    """
+    tensor = bound(name, key, stored, shape[::-1], where)
+    if tensor.encoding not in _PLAIN or tensor.scaling is not None:
+        raise InvalidModel(f"{where}: tensor {key} lies transposed as {tensor.encoding.label}, which is not supported")
+    return tensor.transposed()
 
 
 def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:

@@ -135,7 +135,8 @@ def build_body(
 def product_names(model: Model) -> list[tuple[str, ...]]:
     """Weights of all layers, those together that are multiplied as one."""
     layers = range(model.config.num_layers)
-    return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
+    products = [parts for parts in PRODUCTS if model.config.gated or parts != ("gate",)]
+    return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in products]
 
 
 class _Body:
@@ -160,6 +161,11 @@ class _Body:
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
         x = scaled(embedding(token_ids.output(0), self._table), config.embedding_scale)
+        if config.learned_positions:
+            # Positions past the last are those of companions, whose results nobody reads.
+            last = op.minimum(positions, op.constant(np.int32(config.max_model_len - 1)))
+            learned = op.constant(to_float32(self._model.weights.tensor("positions")))
+            x = op.add(x, op.gather(learned, last, op.constant(np.int32(0)))).output(0)
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
             h = self._norm(x, name + "attn_norm") if config.pre_norms else x
@@ -172,7 +178,7 @@ class _Body:
             x = op.add(x, self._output(attended, name, "o", "attn_post_norm")).output(0)
             if not config.parallel_residual:
                 h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
-            x = op.add(x, self._output(self._gated(h, name), name, "down", "mlp_post_norm")).output(0)
+            x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
         hidden = self._norm(x, "norm")
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
@@ -228,7 +234,10 @@ class _Body:
             self._rotations[rope] = Rotation(positions, inv_freq, self._config.head_size, rope.amplitude)
         return self._rotations[rope]
 
-    def _gated(self, h: Output, name: str) -> Output:
+    def _mlp(self, h: Output, name: str) -> Output:
+        """All of it but the last product."""
+        if not self._config.gated:
+            return activated(self._product(h, name, "up"), self._config.activation)
         gate = activated(self._product(h, name, "gate"), self._config.activation)
         return op.multiply(gate, self._product(h, name, "up")).output(0)
 
