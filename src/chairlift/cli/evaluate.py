@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -12,6 +13,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.worker.options import AskedDtype, KVCacheDtype
 
 if TYPE_CHECKING:
+    from chairlift.executors.openvino.choice import WeightChoice
     from chairlift.executors.openvino.program import Program
     from chairlift.models.model import Model
 
@@ -35,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     perplexity.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a package's name, or org/name")
     perplexity.add_argument("--text", type=Path, required=True, metavar="FILE", help="text in UTF-8")
     perplexity.add_argument(
-        "--dtype", choices=get_args(AskedDtype), default="int8", help="precision of the weights (default: int8)"
+        "--dtype", choices=get_args(AskedDtype), help="precision of the weights (default: int8, or the folder's own)"
     )
     perplexity.add_argument(
         "--kv-cache-dtype",
@@ -77,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, compute, print."""
     from tqdm import tqdm
 
+    from chairlift.executors.openvino.choice import choose_weights
     from chairlift.executors.openvino.evaluation import evaluate, windows_of
     from chairlift.models import open_model, resolve
     from chairlift.models.fetch import fetched
@@ -98,14 +101,19 @@ def run(arguments: argparse.Namespace) -> int:
     if not windows:
         raise InvalidOption(f"{arguments.text} has {len(tokens)} tokens: nothing to predict")
 
-    program = _program(model, arguments.dtype, context, arguments.num_threads, arguments.kv_cache_dtype)
-    beside = None if other is None else _program(other, other_dtype, context, arguments.num_threads)
+    weights = choose_weights(model, arguments.dtype)
+    program = _program(model, weights, context, arguments.num_threads, arguments.kv_cache_dtype)
+    beside = (
+        None if other is None else _program(other, choose_weights(other, other_dtype), context, arguments.num_threads)
+    )
     total = sum(len(window.tokens) for window in windows)
     with tqdm(desc="computing", total=total, unit=" tokens", disable=None, leave=False) as bar:
         measured = evaluate(program, beside, windows, bar.update).report()
+    if weights.reason:
+        print(f"chairlift eval: weights of {model.name} in {weights.reason}", file=sys.stderr)
     facts: dict[str, Any] = {
         "model": model.name,
-        "dtype": arguments.dtype,
+        "dtype": arguments.dtype or weights.dtype,
         "kv_cache_dtype": arguments.kv_cache_dtype,
         "text": str(arguments.text),
         "tokens": len(tokens),
@@ -175,7 +183,7 @@ def _sizes(arguments: argparse.Namespace, num_prefix: int, models: list[Model]) 
 
 
 def _program(
-    model: Model, dtype: AskedDtype, context: int, num_threads: int | None, kv_cache_dtype: KVCacheDtype = "auto"
+    model: Model, weights: WeightChoice, context: int, num_threads: int | None, kv_cache_dtype: KVCacheDtype = "auto"
 ) -> Program:
     """A model that is loaded for one window at a time.
 
@@ -184,18 +192,17 @@ def _program(
     """
     import openvino as ov
 
-    from chairlift.executors.openvino.choice import choose_weights
     from chairlift.executors.openvino.memory import cache_kind, check_memory
     from chairlift.executors.openvino.options import ExecutorOptions
     from chairlift.executors.openvino.program import Program
     from chairlift.worker.loading import LoadingBar
 
-    weights = choose_weights(model, dtype)
     options = ExecutorOptions(
         max_num_seqs=1,
         max_model_len=context,
         dtype=weights.dtype,
         wide_weights=weights.wide,
+        head_group=weights.head_group,
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         whole_context=True,

@@ -20,6 +20,7 @@ from chairlift.cli import (
     models,
     plan,
     pull,
+    quantize,
     replay,
     report,
     serve,
@@ -121,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"chairlift {chairlift.__version__}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    serving, models_at_hand = (serve, generate, chat), (pull, models, inspect, evaluate)
+    serving, models_at_hand = (serve, generate, chat), (pull, models, inspect, quantize, evaluate)
     for module in (*serving, *models_at_hand, bench, replay, calibrate, simulate, report, plan):
         module.add_parser(commands)
     return parser

@@ -38,9 +38,8 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     group.add_argument(
         "--dtype",
         choices=get_args(AskedDtype),
-        default="int8",
         help="precision of the weights; int8 and int4 are quantised in groups, auto picks for each weight (default: "
-        "int8)",
+        "int8, or what chairlift quantize wrote)",
     )
     group.add_argument(
         "--kv-cache-dtype",

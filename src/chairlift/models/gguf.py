@@ -72,6 +72,8 @@ class GGUF:
     def __init__(self, path: Path, data: memoryview, values: dict[str, Scalar | Array]) -> None:
         self.path = path
         self.tensors: dict[str, Tensor] = {}
+        self.metadata = data[:0]
+        """All keys and values, as they lie in the file."""
         self._data = data
         self._values = values
 
@@ -189,6 +191,20 @@ class GGUF:
         return value
 
 
+def open_gguf_part(path: Path) -> GGUF:
+    """Map one GGUF file and read its header, whether it is a part or whole.
+
+    Raises:
+        InvalidModel: not a GGUF file of version 2 or 3, malformed, or with a tensor in an unsupported encoding.
+    """
+    return _Reader(path, map_file(path)).read()
+
+
+def stored_type(tensor: Tensor) -> int:
+    """The number that GGUF has for how a tensor is stored."""
+    return next(kind for kind, encoding in _ENCODINGS.items() if encoding is tensor.encoding)
+
+
 def open_gguf(path: Path) -> GGUF:
     """Map a GGUF file and read its header; of a split one, map the other parts too, whose tensors are added.
 
@@ -196,7 +212,7 @@ def open_gguf(path: Path) -> GGUF:
         InvalidModel: not a GGUF file of version 2 or 3, malformed, with a tensor in an unsupported encoding, or a part
             that is not the first, or whose others are missing.
     """
-    gguf = _Reader(path, map_file(path)).read()
+    gguf = open_gguf_part(path)
     count = gguf.integer("split.count", 1)
     if count <= 1:
         return gguf
@@ -215,7 +231,7 @@ def open_gguf(path: Path) -> GGUF:
 
 
 def _add_part(gguf: GGUF, path: Path, number: int, count: int) -> None:
-    part = _Reader(path, map_file(path)).read()
+    part = open_gguf_part(path)
     if (part.integer("split.no", 0), part.integer("split.count", 1)) != (number, count):
         raise part.error(f"not part {number + 1} of {count}")
     if len(gguf.tensors) + len(part.tensors) > MAX_TENSORS:
@@ -301,6 +317,7 @@ class _Reader:
                 raise self.error(f"metadata key {shown(key)} appears twice")
             values[key] = self.value(key)
         gguf = GGUF(self.path, self.view, values)
+        gguf.metadata = self.view[24 : self.offset]
         gguf.tensors = self.tensors(num_tensors, self.alignment(gguf))
         return gguf
 

@@ -61,12 +61,15 @@ def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
     first, last = first + scaling.first_row, last + scaling.first_row
     symmetric = _is_symmetric(tensor, scaling)
     numbers = _numbers(tensor, scaling, first, last)
-    scales = _per_group(tensor, scaling, _scales(tensor, scaling, first, last))
+    scales = _per_group(tensor, scaling, _scales(tensor, scaling, first, last, scaling.scales))
     numbers = numbers.reshape(len(numbers), scales.shape[1], -1)
     if symmetric:
         if tensor.encoding in (Encoding.AWQ4, Encoding.GPTQ4, Encoding.PACKED4):
             numbers = np.subtract(numbers, np.uint8(8), out=numbers).view(np.int8)
         return Grid(numbers, scales)
+    if scaling.offsets is not None:
+        offsets = _scales(tensor, scaling, first, last, scaling.offsets)
+        return Grid(numbers, scales, _per_group(tensor, scaling, offsets))
     zeros = _per_group(tensor, scaling, _zeros(tensor, scaling, first, last))
     return Grid(numbers, scales, -zeros * scales, zeros)
 
@@ -78,6 +81,8 @@ def _group(tensor: Tensor, scaling: Scaling) -> int:
 
 def _is_symmetric(tensor: Tensor, scaling: Scaling) -> bool:
     """Whether every zero point is the middle of the range."""
+    if scaling.offsets is not None:
+        return False
     if scaling.zeros is None:
         return True
     if tensor.encoding not in _TRANSPOSED:
@@ -133,9 +138,8 @@ def _split_rows(words: NDArray[np.uint32], first: int, last: int, order: tuple[i
 # ---------------------------------------------------------------- scales and zero points
 
 
-def _scales(tensor: Tensor, scaling: Scaling, first: int, last: int) -> Floats:
-    """Scales of some rows, `[rows, stored groups]`."""
-    scales = scaling.scales
+def _scales(tensor: Tensor, scaling: Scaling, first: int, last: int, scales: Tensor) -> Floats:
+    """Scales or offsets of some rows, `[rows, stored groups]`."""
     raw = _stored(scales, scales.rows, {Encoding.F32: "<f4", Encoding.F16: "<f2"}.get(scales.encoding, "<u2"))
     if tensor.encoding in _TRANSPOSED:
         raw = raw[:, first:last].T

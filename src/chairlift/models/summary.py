@@ -8,9 +8,10 @@ from pathlib import Path
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.encoder import Encoder, holds_encoder, open_encoder
-from chairlift.models.files import read_config, shown
-from chairlift.models.gguf import open_gguf, part_name
+from chairlift.models.files import exists, read_config, shown
+from chairlift.models.gguf import open_gguf_part, part_name
 from chairlift.models.model import Model, open_model
+from chairlift.models.prepared import METADATA
 from chairlift.models.resolve import ModelFiles
 
 MAX_PARTS = 1000
@@ -85,8 +86,9 @@ def weight_paths(files: ModelFiles) -> list[Path]:
 def _architecture(files: ModelFiles) -> str:
     """As the files declare it; ? if they do not."""
     try:
-        if files.kind == "gguf":
-            return shown(open_gguf(files.path).text("general.architecture"))
+        path = files.path / METADATA if files.kind == "folder" else files.path
+        if files.kind == "gguf" or exists(path):
+            return shown(open_gguf_part(path).text("general.architecture"))
         declared = read_config(files.path / "config.json").get("architectures")
     except InvalidModel:
         return "?"

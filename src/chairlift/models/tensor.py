@@ -64,6 +64,8 @@ class Scaling:
     """What is to be added to each stored zero: GPTQ's first format keeps them less one."""
     groups: Tensor | None = None
     first_row: int = 0
+    offsets: Tensor | None = None
+    """Instead of zeros: the weight is `number * scale + offset`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
 from chairlift.models.files import read_bytes, shown
 from chairlift.models.generation import generation_defaults, gguf_sampling
+from chairlift.models.prepared import METADATA, open_metadata, read_prepared
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import SPECIAL_NAMES, hf_tokenizer, special_texts
@@ -68,6 +69,10 @@ def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> T
         InvalidModel: a file is missing, malformed, or of a kind that is not supported.
     """
     files = source.files if isinstance(source, Model) else source
+    prepared = read_prepared(files.path) if files.kind == "folder" else None
+    if prepared is not None and (files.path / METADATA).exists():
+        gguf = source.gguf if isinstance(source, Model) else None
+        return _from_gguf(gguf or open_metadata(files.path, prepared), prepared.sampling_defaults, chat_template)
     if files.kind == "folder":
         return _from_folder(files.path, chat_template)
     gguf = source.gguf if isinstance(source, Model) else None

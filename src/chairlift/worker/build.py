@@ -129,6 +129,7 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
         max_model_len=max_model_len,
         dtype=weights.dtype,
         wide_weights=weights.wide,
+        head_group=weights.head_group,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,

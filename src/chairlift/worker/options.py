@@ -43,7 +43,7 @@ class EngineOptions:
     """
 
     model: str
-    dtype: AskedDtype = "int8"
+    dtype: AskedDtype | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_memory_bytes: int | None = None
     max_model_len: int | None = None
@@ -83,7 +83,8 @@ class EngineOptions:
     journal_segments: int = DEFAULT_MAX_SEGMENTS
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, get_args(AskedDtype))
+        if self.dtype is not None:
+            _check_choice("dtype", self.dtype, get_args(AskedDtype))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDtype))
         _check_at_least("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
         _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)

@@ -81,11 +81,16 @@ def num_packed_bytes(model: Model) -> int:
     return sum(model.weights.tensor(name).num_bytes for name in names)
 
 
-def build_head(model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()) -> ov.Model:
-    """The graph from hidden states to logits. `packed` takes its weights and must live until the graph has run once."""
+def build_head(
+    model: Model, dtype: Dtype, group: int, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
+) -> ov.Model:
+    """The graph from hidden states to logits; in eight bits, `group` numbers share a scale.
+
+    `packed` takes its weights and must live until the graph has run once.
+    """
     kind = weight_dtype("head", head_dtype(dtype), wide)
     tensor = model.weights.tensor("head")
-    weight = pack([tensor], kind, GROUPS[kind], packed)
+    weight = pack([tensor], kind, group, packed)
     loaded.add(tensor.num_bytes)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
     # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not

@@ -18,7 +18,7 @@ class ExecutorOptions:
     `kv_cache_dtype="auto"` is float32 with float32 weights, else bfloat16. `max_model_len` is the tokens of one
     sequence. `num_threads` is the number of threads that compute. With `whole_context` the cache must hold a sequence
     of `max_model_len`; else what it holds is the longest. `wide_weights` are names of weights that stay in bfloat16
-    whatever `dtype` says.
+    whatever `dtype` says, and `head_group` numbers of a head in eight bits share a scale.
     """
 
     max_num_seqs: int
@@ -30,6 +30,7 @@ class ExecutorOptions:
     num_threads: int | None = None
     whole_context: bool = False
     wide_weights: frozenset[str] = frozenset()
+    head_group: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

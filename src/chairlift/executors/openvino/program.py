@@ -40,7 +40,7 @@ class Head:
         self, core: ov.Core, model: Model, options: ExecutorOptions, properties: Properties, loaded: LoadedBytes
     ) -> None:
         packed = Arena()
-        graph = build_head(model, options.dtype, packed, loaded, options.wide_weights)
+        graph = build_head(model, options.dtype, options.head_group, packed, loaded, options.wide_weights)
         self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
         self._feed = Feed(self._request)
         for size in buckets_up_to(MAX_HEAD_ROWS):
