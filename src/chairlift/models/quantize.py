@@ -27,7 +27,7 @@ from chairlift.models.rounding import (
     round_bfloat16,
     round_int4,
 )
-from chairlift.models.scaled import grid_of_rows, grid_shape_of
+from chairlift.models.scaled import grid_of_rows, grid_shape_of, packed_rows
 from chairlift.models.tensor import Encoding, Tensor
 
 Number = TypeVar("Number", bound=np.generic)
@@ -213,15 +213,17 @@ def _round_to_int4(tensor: Tensor, out: Int4Groups) -> None:
 
 
 def _keep_int4(tensor: Tensor, out: Int4Groups) -> None:
-    """The file's numbers, packed in another order."""
+    """The file's numbers, packed in another order if they are not in ours."""
 
     def block(first: int, last: int) -> None:
-        grid = _grid(tensor, first, last)
+        packed = packed_rows(tensor, first, last)
+        grid = packed or _grid(tensor, first, last)
         check_scalable(grid.scales, _FLOAT32_MAX, tensor.name)
         if grid.offsets is not None and out.offsets is not None:
             check_scalable(grid.offsets, _FLOAT32_MAX, tensor.name)
             out.offsets[first:last, :, 0] = _repeated(grid.offsets, out.values.shape[1])
-        out.values[first:last].reshape(-1)[...] = _two_to_a_byte(grid.numbers.view(np.uint8))
+        halves = _two_to_a_byte(grid.numbers.view(np.uint8)) if packed is None else packed.numbers.reshape(-1)
+        out.values[first:last].reshape(-1)[...] = halves
         out.scales[first:last, :, 0] = _repeated(grid.scales, out.values.shape[1])
 
     _by_rows(tensor, block)

@@ -74,6 +74,22 @@ def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
     return Grid(numbers, scales, -zeros * scales, zeros)
 
 
+def packed_rows(tensor: Tensor, first: int, last: int) -> Grid | None:
+    """Rows first..last where four bits lie two to a byte in order, `[rows, cols / 2]` in place of the numbers.
+
+    Signed, or 0..15 where there are offsets. None if a weight lies otherwise.
+    """
+    scaling = tensor.scaling
+    if tensor.encoding is not Encoding.PACKED4 or scaling is None or scaling.zeros or scaling.groups:
+        return None
+    first, last = first + scaling.first_row, last + scaling.first_row
+    halves = _stored(tensor, scaling.num_rows, np.uint8)[first:last]
+    scales = _per_group(tensor, scaling, _scales(tensor, scaling, first, last, scaling.scales))
+    if scaling.offsets is None:
+        return Grid(halves ^ np.uint8(0x88), scales)
+    return Grid(halves, scales, _per_group(tensor, scaling, _scales(tensor, scaling, first, last, scaling.offsets)))
+
+
 def _group(tensor: Tensor, scaling: Scaling) -> int:
     """Columns that share a scale, in a form that divides the row."""
     return 1 if scaling.groups is not None else math.gcd(scaling.block[1], tensor.cols)
@@ -99,7 +115,7 @@ def _stored(tensor: Tensor, rows: int, dtype: Any) -> NDArray[Any]:
 
 
 def _numbers(tensor: Tensor, scaling: Scaling, first: int, last: int) -> NDArray[Any]:
-    """Stored integers (float32 of FP8) of some rows, `[rows, cols]`, a fresh array."""
+    """Stored integers (float32 of FP8) of some rows, `[rows, cols]`; those of four bits are a fresh array."""
     rows = scaling.num_rows
     match tensor.encoding:
         case Encoding.AWQ4:
@@ -112,7 +128,7 @@ def _numbers(tensor: Tensor, scaling: Scaling, first: int, last: int) -> NDArray
             raised = _stored(tensor, rows, np.uint8)[first:last] ^ np.uint8(128)
             return raised.view(np.int8)
         case Encoding.I8:
-            return _stored(tensor, rows, np.int8)[first:last].copy()
+            return _stored(tensor, rows, np.int8)[first:last]
         case _:
             return np.asarray(_FLOAT8[_stored(tensor, rows, np.uint8)[first:last]])
 
