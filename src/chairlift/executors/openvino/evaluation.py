@@ -1,7 +1,7 @@
 """How well a model predicts a text, and how far its distributions are from those of another precision or model.
 
 A text is cut into windows that are computed from the beginning, as if nothing stood before them. Logits are reduced
-to a few numbers for each predicted token, piece by piece: what is kept grows by 16 bytes with a token.
+to a few numbers for each predicted token, piece by piece: what is kept grows by some 25 bytes with a token.
 """
 
 from __future__ import annotations
