@@ -10,6 +10,7 @@ Tensor names come from the package's own tables, files from its writer. With a F
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from pathlib import Path
@@ -29,7 +30,10 @@ def check_names(name: str) -> None:
     arch = next(one for one, text in gguf.MODEL_ARCH_NAMES.items() if text == ARCHITECTURES[kind])
     table = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for hf_name in weights_of(name):
-        if ".norms." in hf_name:  # stacked before they are named
+        if ".experts." in hf_name:  # merged before they are named
+            ours = gguf_name(re.sub(r"experts\.\d+\.", "experts.", hf_name), kind)
+            hf_name = re.sub(r"experts\.\d+\.", "experts.", hf_name)
+        elif ".norms." in hf_name:  # stacked before they are named
             hf_name = hf_name.split(".norms.")[0] + ".weight"
             ours = gguf_name(hf_name.replace("norm.weight", "norm.norms.weight"), kind)
         else:

@@ -97,6 +97,18 @@ _GPT2_NAMES = {
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
 }
+_QWEN3_MOE = _family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    head_dim=32,
+    attention_bias=False,
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=64,
+    norm_topk_prob=True,
+    mlp_only_layers=[],
+    decoder_sparse_step=1,
+)
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0 + 0.02 * j for j in range(12)],
@@ -178,6 +190,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
     },
     "gpt2": _GPT2,
+    "qwen3moe": _QWEN3_MOE,
+    "qwen3moe-sums": {**_QWEN3_MOE, "norm_topk_prob": False},
+    "mixtral": _family(
+        "mixtral",
+        "MixtralForCausalLM",
+        head_dim=32,
+        sliding_window=24,
+        attention_bias=False,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
     "dynamic": {**_LLAMA, "max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     "yarn": {**_LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
     "yarn-mscale": {
@@ -194,7 +217,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2",))}
+_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral"))}
 """Of those that joined later: the others' seeds are their places in the list without them."""
 LOGIT_SCALES = {"granite": 6.7}
 """Standard deviation of the head's outputs, where not 3.3."""
@@ -334,7 +357,7 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
     yield "self_attn.o_proj.weight", (hidden, q_size), 1.0
     if config.get("attention_bias", False):
         yield "self_attn.o_proj.bias", (hidden,), 0.0
-    if kind in ("qwen3", "gemma3_text"):
+    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
         yield from ((f"self_attn.{name}_norm.weight", (size,), 1.4) for name in "qk")
     elif kind in ("olmo2", "olmo3"):
         yield from ((f"self_attn.{name}_norm.weight", (n,), 1.2) for name, n in (("q", q_size), ("k", kv_size)))
@@ -346,8 +369,24 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
 
 def _mlp(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    if config["model_type"] == "phi3":
+    if config["model_type"] in ("qwen3_moe", "mixtral"):
+        yield from _experts(config)
+    elif config["model_type"] == "phi3":
         yield "mlp.gate_up_proj.weight", (2 * inner, hidden), 1.0
     else:
         yield from ((f"mlp.{name}_proj.weight", (inner, hidden), 1.0) for name in ("gate", "up"))
-    yield "mlp.down_proj.weight", (hidden, inner), 1.0
+    if config["model_type"] not in ("qwen3_moe", "mixtral"):
+        yield "mlp.down_proj.weight", (hidden, inner), 1.0
+
+
+def _experts(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """The scores of a router are far apart: where rounding chooses another expert, it is one of little weight."""
+    hidden = config["hidden_size"]
+    if config["model_type"] == "mixtral":
+        block, names, inner, count = "block_sparse_moe", ("w1", "w3", "w2"), config["intermediate_size"], 4
+    else:
+        block, names, inner, count = "mlp", ("gate_proj", "up_proj", "down_proj"), config["moe_intermediate_size"], 8
+    yield f"{block}.gate.weight", (count, hidden), 4.0
+    for expert in range(count):
+        for name, shape in zip(names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+            yield f"{block}.experts.{expert}.{name}.weight", shape, 1.0 if shape[0] == inner else 0.5

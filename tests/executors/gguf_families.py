@@ -6,6 +6,7 @@ Imported by the tests and by `check_gguf_families.py`, which compares names and 
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ ARCHITECTURES = {
     "granite": "granite",
     "stablelm": "stablelm",
     "gpt2": "gpt2",
+    "qwen3_moe": "qwen3moe",
+    "mixtral": "llama",
 }
-PERMUTED = ("llama", "mistral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
 """Whose converters put rotary pair j of a head of Q and K into its rows 2j and 2j + 1."""
-NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale"})
-"""Those that the format can express: it knows no windows of Qwen's, no dynamic scaling and no mscale."""
+NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums"})
+"""Those that the format can express: it knows no windows of Qwen's, no dynamic scaling, no mscale, and only
+experts whose weights are divided by their sum."""
 
 _STEMS = {
     "model.embed_tokens": "token_embd",
@@ -54,6 +58,14 @@ _STEMS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
     "mlp.down_proj": "ffn_down",
 }
 _GPT2_STEMS = {
@@ -101,6 +113,10 @@ def tensors_of(name: str) -> dict[str, Floats]:
             numbers = interleave(numbers, config[heads_key])
         if kind == "gpt2" and numbers.ndim == 2 and ".h." in hf_name:
             numbers = np.ascontiguousarray(numbers.T)
+        if ".experts." in hf_name:
+            merged = gguf_name(re.sub(r"experts\.\d+\.", "experts.", hf_name), kind)
+            heads.setdefault(merged, []).append(numbers)
+            continue
         if ".norms." in hf_name:
             heads.setdefault(gguf_name(stem.rsplit(".", 1)[0] + ".weight", kind), []).append(numbers)
             continue
@@ -143,6 +159,11 @@ def metadata_of(name: str) -> dict[str, Any]:
     if "layer_types" in config:
         pattern = [one == "sliding_attention" for one in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = np.array(pattern)
+    if kind in ("qwen3_moe", "mixtral"):
+        count = config.get("num_experts") or config["num_local_experts"]
+        keys |= {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
+    if kind == "qwen3_moe":
+        keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
     if kind == "granite":
         keys |= {
             "embedding_scale": float(config["embedding_multiplier"]),

@@ -162,6 +162,9 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
     ],
     "granite": [{"embedding_scale": 1.0}, {"attention_scale": None}, {"residual_scale": 1.0}, {"logit_scale": 1.0}],
     "stablelm": [{"norm": "rms"}, {"rope": {"dim": 16}}, {"norm_eps": 1e-1}],
+    "qwen3moe": [{"experts_per_token": 2}, {"normalised_experts": False}, {"qk_norm": "none"}],
+    "qwen3moe-sums": [{"normalised_experts": True}],
+    "mixtral": [{"experts_per_token": 1}, {"sliding_window": None}, {"normalised_experts": False}],
     "gpt2": [
         {"norm": "rms"},
         {"activation": "silu"},
@@ -284,7 +287,7 @@ def close(logits: Floats, stored: Floats) -> None:
     assert np.abs(logits - stored).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe"])
 def test_float32(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 
@@ -306,8 +309,21 @@ def test_every_operation_is_one_kernel(name: str, model_of: Callable[[str], Mode
     assert kernels["Convert"] <= 2  # positions, and numbers of the embedding
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_only_routed_experts_are_computed(dtype: Dtype, model_of: Callable[[str], Model]) -> None:
+    """The plugin has replaced the products over all experts by ones that gather tokens."""
+    options = ExecutorOptions(max_num_seqs=4, max_model_len=NUM_TOKENS, dtype=dtype, kv_cache_memory_bytes=1 << 24)
+    program = Program(model_of("mixtral"), options)
+    nodes = program._body.get_compiled_model().get_runtime_model().get_ops()
+    kernels = Counter(node.get_rt_info()["layerType"].value for node in nodes)
+    assert kernels["GatherMatmul"] == 3 * model_of("mixtral").config.num_layers
+    assert kernels["Tile"] == 0
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2"}))
+@pytest.mark.parametrize(
+    "name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe"})
+)
 def test_float32_of_the_others(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 

@@ -187,7 +187,10 @@ def test_configs_refused(tmp_path: Path, changes: dict[str, Any], message: str) 
     ("extra", "message"),
     [
         ({"general.architecture": "rwkv7"}, "architecture rwkv7 is not supported"),
-        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"llama.expert_count": 8}, "expert_used_count is missing"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 of 8 experts"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, "ffn_gate_exps.weight is missing"),
+        ({"llama.expert_count": 8, "llama.expert_gating_func": 2}, "expert_gating_func is not supported"),
         ({"llama.rope.dimension_count": 16}, "part of each head"),
         ({"llama.attention.value_length": 16}, "different sizes"),
         ({"llama.rope.scaling.type": "longrope"}, "rope scaling longrope"),

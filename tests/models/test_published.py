@@ -214,6 +214,19 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tie_embeddings": True,
         },
     ),
+    "Qwen3 30B-A3B": (
+        config("Qwen3MoeForCausalLM", (2048, 6144, 48, 32, 4, 151936), head_dim=128, num_experts=128,
+               num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
+               mlp_only_layers=[], rope_theta=1e6, use_sliding_window=False),
+        {"num_experts": 128, "experts_per_token": 8, "intermediate_size": 768, "qk_norm": "head",
+         "normalised_experts": True, "sliding_window": None},
+    ),
+    "Mixtral 8x7B": (
+        config("MixtralForCausalLM", (4096, 14336, 32, 32, 8, 32000), num_local_experts=8, num_experts_per_tok=2,
+               rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None),
+        {"num_experts": 8, "experts_per_token": 2, "intermediate_size": 14336, "rope.theta": 1e6,
+         "normalised_experts": True},
+    ),
 }  # fmt: skip
 
 
@@ -281,6 +294,11 @@ def test_bases_of_both_kinds_of_layers() -> None:
         (config("StableLmForCausalLM", (2048, 8192, 4, 32, 8, 128), qk_layernorm="yes"), "qk_layernorm must be true"),
         (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="relu"), "hidden_act relu"),
         ({"architectures": ["GPT2LMHeadModel"], "activation_function": "relu"}, "hidden_act relu"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[0]), "layers without experts"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
+        (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
+        (config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)), "Gemma2ForCausalLM is not supported"),
+        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "GptOssForCausalLM is not supported"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
     ],

@@ -87,10 +87,29 @@ class ReferenceModel:
         return y
 
     def _mlp(self, h: Floats, name: str) -> Floats:
+        if self.config.num_experts:
+            return self._mixture(h, name)
         if not self.config.gated:
             return self._linear(_activated(self._linear(h, name + "up"), self.config), name + "down")
         gate = _activated(self._linear(h, name + "gate"), self.config)
         return self._linear(gate * self._linear(h, name + "up"), name + "down")
+
+    def _mixture(self, h: Floats, name: str) -> Floats:
+        """What the experts of each token add; the others are not computed."""
+        config = self.config
+        scores = self._linear(h, name + "router")
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        chosen = np.argsort(-weights, axis=-1, kind="stable")[:, : config.experts_per_token]
+        y = np.zeros_like(h)
+        for token, experts in enumerate(chosen):
+            total = weights[token, experts].sum() if config.normalised_experts else np.float32(1)
+            for expert in experts:
+                one = f"{name}experts.{expert}."
+                gate = _activated(self._linear(h[token], one + "gate"), config)
+                added = self._linear(gate * self._linear(h[token], one + "up"), one + "down")
+                y[token] += weights[token, expert] / total * added
+        return y
 
     def _linear(self, x: Floats, name: str) -> Floats:
         y: Floats = x @ self._weights[name].T

@@ -32,6 +32,9 @@ class ModelConfig:
       `post_norms` after them. With `parallel_residual` both read the one before attention.
     - `learned_positions` says that a learned vector for each of the `max_model_len` positions is added to embeddings.
       An MLP that is not `gated` has one matrix before its activation.
+    - with `num_experts` the MLP is so many of `intermediate_size`, of which each token uses the `experts_per_token`
+      that a router scores highest, weighted by the softmax of all scores, which `normalised_experts` divide by
+      their sum.
     - embeddings are multiplied by `embedding_scale`, what attention and MLP add by `residual_scale`, logits by
       `logit_scale`.
     """
@@ -66,6 +69,9 @@ class ModelConfig:
     mlp_bias: bool = False
     gated: bool = True
     learned_positions: bool = False
+    num_experts: int = 0
+    experts_per_token: int = 0
+    normalised_experts: bool = True
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -78,6 +84,8 @@ class ModelConfig:
             raise InvalidModel(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
         if self.head_size % 2:
             raise InvalidModel(f"head size {self.head_size} is odd: it cannot be rotated in pairs")
+        if self.num_experts and not 1 <= self.experts_per_token <= self.num_experts:
+            raise InvalidModel(f"{self.experts_per_token} of {self.num_experts} experts cannot be chosen")
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and not 0 <= token < self.vocab_size:
                 raise InvalidModel(f"special token id {token} is outside the vocabulary of {self.vocab_size}")

@@ -52,6 +52,8 @@ class Family:
     hf_wrappers: tuple[str, ...] = ()
     """Models for texts and pictures whose text part is of this family; the rest of them is not opened."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
+    """Whether its files may hold mixtures of experts."""
     partial_rotation: bool = False
     """Whether its `partial_rotary_factor` means anything: the original code of the others does not look at it."""
     renamed: Renamed = _as_it_is
@@ -85,6 +87,8 @@ class Family:
             InvalidModel: a key is missing, of the wrong type, out of bounds, or asks for something not supported.
         """
         config = config_from_gguf(gguf, self.name)
+        if config.num_experts and not self.has_experts:
+            raise gguf.error(f"mixtures of experts are not supported for {self.name}")
         if config.rope.dim != config.head_size and any(weight.gguf_rotary for weight in self.weights):
             raise gguf.error("rotating only a part of each head is not supported in files that permute Q and K")
         return self.from_gguf(Metadata(gguf), config)
@@ -138,7 +142,7 @@ _GGUF_QKV = fused("attn_qkv", {"q": "q", "k": "kv", "v": "kv"})
 _GGUF_GATE_UP = fused("ffn_up", {"gate": "mlp", "up": "mlp"})
 
 FAMILIES = (
-    Family("llama", ("LlamaForCausalLM",), ("llama",), _PERMUTED),
+    Family("llama", ("LlamaForCausalLM",), ("llama",), _PERMUTED, has_experts=True),
     Family(
         "mistral",
         ("MistralForCausalLM",),
@@ -171,6 +175,31 @@ FAMILIES = (
         defaults={"sliding_window": 4096, "head_dim": 128},
         from_json=features.qwen3_from_json,
         from_gguf=features.qwen3_from_gguf,
+    ),
+    Family(
+        "qwen3moe",
+        ("Qwen3MoeForCausalLM",),
+        ("qwen3moe",),
+        has_experts=True,
+        defaults={"sliding_window": 4096, "head_dim": 128},
+        from_json=features.qwen3moe_from_json,
+        from_gguf=features.qwen3_from_gguf,
+    ),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        (),
+        decoder_weights(
+            hf={
+                "router": "block_sparse_moe.gate",
+                "experts.{n}.gate": "block_sparse_moe.experts.{n}.w1",
+                "experts.{n}.up": "block_sparse_moe.experts.{n}.w3",
+                "experts.{n}.down": "block_sparse_moe.experts.{n}.w2",
+            }
+        ),
+        has_experts=True,
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        from_json=features.mixtral_from_json,
     ),
     Family(
         "gemma3",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from chairlift.models.config import ModelConfig
-from chairlift.models.fields import MAX_CONTEXT, MAX_LAYERS, Fields
+from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.gguf_config import Metadata, sliding_pattern
 from chairlift.models.hf_config import rope_fields, rope_from_json, sliding_layers
 from chairlift.models.rope import Rope
@@ -50,6 +50,29 @@ def qwen2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 def qwen3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(_qwen_windows(fields, config), qk_norm="head")
+
+
+def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Layers with one MLP between those with experts are refused: no published model has them."""
+    if fields.get("mlp_only_layers") not in (None, []) or fields.integer("decoder_sparse_step", 0, MAX_LAYERS, 1) != 1:
+        raise fields.error("layers without experts (mlp_only_layers, decoder_sparse_step) are not supported")
+    return replace(
+        _with_experts(fields, qwen3_from_json(fields, config), "num_experts", 128, 8),
+        intermediate_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, 768),
+        normalised_experts=fields.flag("norm_topk_prob", False),
+    )
+
+
+def mixtral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return _with_experts(fields, replace(config, sliding_window=_window(fields)), "num_local_experts", 8, 2)
+
+
+def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usual_chosen: int) -> ModelConfig:
+    if config.activation != "silu":
+        raise fields.error(f"experts with the activation {config.activation} are not supported")
+    num_experts = fields.integer(key, 1, MAX_EXPERTS, usual)
+    chosen = fields.integer("num_experts_per_tok", 1, num_experts, usual_chosen)
+    return replace(config, num_experts=num_experts, experts_per_token=chosen)
 
 
 def qwen3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:

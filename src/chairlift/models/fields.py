@@ -12,6 +12,7 @@ MAX_SIZE = 1 << 24
 """Bound of hidden, intermediate and vocabulary sizes: anything above is a damaged file."""
 MAX_LAYERS = 1 << 12
 MAX_HEADS = 1 << 12
+MAX_EXPERTS = 1 << 10
 MAX_CONTEXT = 1 << 31
 
 

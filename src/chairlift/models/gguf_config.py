@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from chairlift.models.config import ModelConfig
-from chairlift.models.fields import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE
+from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_SIZE
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
 from chairlift.models.rope import Rope, yarn_amplitude
@@ -42,8 +42,6 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         InvalidModel: a key is missing, of the wrong type, out of bounds, or asks for something not supported.
     """
     keys = Metadata(gguf)
-    if gguf.integer(f"{keys.prefix}.expert_count", 0):
-        raise gguf.error("mixtures of experts are not supported")
     hidden_size = keys.size("embedding_length", MAX_SIZE)
     num_heads = keys.size("attention.head_count", MAX_HEADS)
     head_size = keys.size("attention.key_length", 4096, max(hidden_size // num_heads, 1))
@@ -69,7 +67,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=keys.size("attention.head_count_kv", MAX_HEADS, num_heads),
         head_size=head_size,
-        intermediate_size=keys.size("feed_forward_length", MAX_SIZE),
+        intermediate_size=_intermediate_size(keys),
         vocab_size=vocab_size,
         max_model_len=_stretched(rope, max_model_len),
         norm_eps=keys.number(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", 0.0, 1.0),
@@ -79,9 +77,32 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in gguf.tensors,
         output_bias="blk.0.attn_output.bias" in gguf.tensors,
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
+        num_experts=_num_experts(keys),
+        experts_per_token=keys.size("expert_used_count", MAX_EXPERTS, low=0) if _num_experts(keys) else 0,
         bos_token_id=gguf.integer(bos) if gguf.has(bos) else None,
         eos_token_ids=tuple(dict.fromkeys(gguf.integer(key) for key in ends if gguf.has(key))),
     )
+
+
+def _num_experts(keys: Metadata) -> int:
+    """Experts of each layer.
+
+    Raises:
+        InvalidModel: they are used in a way of their own.
+    """
+    count = keys.size("expert_count", MAX_EXPERTS, 0, low=0)
+    if count:
+        for key, usual in (("expert_shared_count", 0), ("expert_gating_func", 1), ("expert_weights_scale", 1)):
+            if keys.number(key, -1e6, 1e6, usual) not in (usual, 0):
+                raise keys.gguf.error(f"{keys.prefix}.{key} is not supported")
+    return count
+
+
+def _intermediate_size(keys: Metadata) -> int:
+    """Of the MLP, or of each expert."""
+    if keys.has("expert_feed_forward_length"):
+        return keys.size("expert_feed_forward_length", MAX_SIZE)
+    return keys.size("feed_forward_length", MAX_SIZE)
 
 
 def _stretched(rope: Rope, max_model_len: int) -> int:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from chairlift.models.config import ModelConfig
 
-Dim = Literal["one", "hidden", "q", "kv", "head", "mlp", "vocab", "positions"]
+Dim = Literal["one", "hidden", "q", "kv", "head", "mlp", "vocab", "positions", "experts"]
 Condition = Callable[[ModelConfig], bool]
 
 
@@ -40,13 +40,14 @@ class Weight:
     gguf: Place
     shape: tuple[Dim, Dim]
     when: Condition
-    copies: Literal["one", "heads", "kv_heads"] = "one"
+    copies: Literal["one", "heads", "kv_heads", "experts"] = "one"
     """A copy for each of these, `{n}` in the name."""
     gguf_rotary: bool = False
     """In GGUF files rotary pair j of a head is its rows 2j and 2j + 1, not j and j + head_size / 2."""
 
     def num_copies(self, config: ModelConfig) -> int:
-        return {"one": 1, "heads": config.num_heads, "kv_heads": config.num_kv_heads}[self.copies]
+        counts = {"heads": config.num_heads, "kv_heads": config.num_kv_heads, "experts": config.num_experts}
+        return counts.get(self.copies, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,7 @@ def num_rows(dim: Dim, config: ModelConfig) -> int:
         "mlp": config.intermediate_size,
         "vocab": config.vocab_size,
         "positions": config.max_model_len,
+        "experts": config.num_experts,
     }
     return sizes[dim]
 
@@ -169,15 +171,29 @@ def _layer_weights() -> Iterator[tuple[Weight, Condition | None]]:
             None,
         )
     for name, hf, gguf, shape, has_bias in _MATRICES:
-        yield Weight(name, Place(hf), Place(gguf), shape, _is_gated if name == "gate" else _always), has_bias
+        when = {"gate": _is_gated, "up": _is_dense, "down": _is_dense}.get(name, _always)
+        yield Weight(name, Place(hf), Place(gguf), shape, when), has_bias
+        if name in ("gate", "up", "down"):
+            hf_place, gguf_place = Place(f"mlp.experts.{{n}}.{name}_proj"), Place(f"ffn_{name}_exps")
+            expert = f"experts.{{n}}.{name}"
+            yield Weight(expert, hf_place, gguf_place, shape, _has_experts, copies="experts"), None
+    yield Weight("router", Place("mlp.gate"), Place("ffn_gate_inp"), ("experts", "hidden"), _has_experts), None
 
 
 def _always(_: ModelConfig) -> bool:
     return True
 
 
+def _has_experts(config: ModelConfig) -> bool:
+    return config.num_experts > 0
+
+
+def _is_dense(config: ModelConfig) -> bool:
+    return config.num_experts == 0
+
+
 def _is_gated(config: ModelConfig) -> bool:
-    return config.gated
+    return config.gated and config.num_experts == 0
 
 
 def _has_norm_bias(config: ModelConfig) -> bool:

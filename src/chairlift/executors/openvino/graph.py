@@ -28,6 +28,7 @@ from chairlift.executors.openvino.attention import (
     parameter,
     ragged,
 )
+from chairlift.executors.openvino.experts import mixture
 from chairlift.executors.openvino.layers import (
     Heads,
     LayerNorm,
@@ -41,7 +42,7 @@ from chairlift.executors.openvino.layers import (
     split_columns,
 )
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena, Packed, pack
+from chairlift.executors.openvino.weights import Arena, Packed, pack, pack_experts
 from chairlift.models import Model, Rope, to_float32
 
 GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
@@ -52,6 +53,8 @@ EMBEDDING_GROUP = 32
 PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
 """Weights of a layer; those in one tuple are multiplied as one. The gate and up projections are not: splitting their
 wide result again costs what the larger product saves."""
+EXPERT_PARTS = ("gate", "up", "down")
+"""Weights of an expert; those of all experts are one constant."""
 
 
 def weight_dtype(name: str, dtype: Dtype, wide: Container[str]) -> Dtype:
@@ -62,6 +65,10 @@ def weight_dtype(name: str, dtype: Dtype, wide: Container[str]) -> Dtype:
 def head_dtype(dtype: Dtype) -> Dtype:
     """Precision of the head and the embeddings: four bits are too few, the errors would go straight into the logits."""
     return "int8" if dtype == "int4" else dtype
+
+
+def is_expert(name: str) -> bool:
+    return ".experts." in name
 
 
 def attention_shape(model: Model, layer: int) -> AttentionShape:
@@ -114,7 +121,8 @@ def pack_layers(
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
         kind = weight_dtype(parts[0], dtype, wide)
-        weight = pack(tensors, kind, GROUPS[kind], packed)
+        put = pack_experts if is_expert(parts[0]) else pack
+        weight = put(tensors, kind, GROUPS[kind], packed)
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 
@@ -140,7 +148,10 @@ def build_body(
 def product_names(model: Model) -> list[tuple[str, ...]]:
     """Weights of all layers, those together that are multiplied as one."""
     layers = range(model.config.num_layers)
-    products = [parts for parts in PRODUCTS if model.config.gated or parts != ("gate",)]
+    products: list[tuple[str, ...]] = [parts for parts in PRODUCTS if f"layers.0.{parts[0]}" in model.weights]
+    if model.config.num_experts:
+        experts = range(model.config.num_experts)
+        products += [tuple(f"experts.{n}.{part}" for n in experts) for part in EXPERT_PARTS]
     return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in products]
 
 
@@ -183,7 +194,10 @@ class _Body:
             x = op.add(x, self._output(attended, name, "o", "attn_post_norm")).output(0)
             if not config.parallel_residual:
                 h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
-            x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
+            if config.num_experts:
+                x = op.add(x, self._mixture(h, name)).output(0)
+            else:
+                x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
         hidden = self._norm(x, "norm")
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
@@ -245,6 +259,16 @@ class _Body:
             return activated(self._product(h, name, "up"), self._config.activation)
         gate = activated(self._product(h, name, "gate"), self._config.activation)
         return op.multiply(gate, self._product(h, name, "up")).output(0)
+
+    def _mixture(self, h: Output, name: str) -> Output:
+        config = self._config
+        router = to_float32(self._model.weights.tensor(name + "router"))
+        each = [tuple(f"{name}experts.{n}.{part}" for n in range(config.num_experts)) for part in EXPERT_PARTS]
+        gate, up, down = (self._weights[names] for names in each)
+        y = mixture(h, router, gate, up, down, config.experts_per_token, config.normalised_experts)
+        if config.post_norms:
+            y = self._norm(y, name + "mlp_post_norm")
+        return scaled(y, config.residual_scale)
 
     def _norm(self, x: Output, name: str) -> Output:
         bias = self._vector(name + "_bias") if name + "_bias" in self._model.weights else None

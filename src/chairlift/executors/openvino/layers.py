@@ -173,9 +173,14 @@ def _four_bit_product(x: Output, weight: Int4Groups) -> Output:
 def _scaled(values: Output, scales: Scales) -> Output:
     """Decompressed weights `[rows, cols]` from groups, in the form that the plugin fuses into the product."""
     rows, num_groups, group = values.get_shape()
+    return scaled_groups(values, scales, (rows, num_groups * group))
+
+
+def scaled_groups(values: Output, scales: Scales, shape: tuple[int, ...]) -> Output:
+    """The same for any number of dimensions."""
     kind = Type.f32 if scales.dtype == np.float32 else Type.f16
     wide = op.multiply(op.convert(values, kind), share(scales, kind))
-    return op.convert(op.reshape(wide, ints(rows, num_groups * group), False), Type.f32).output(0)
+    return op.convert(op.reshape(wide, ints(*shape), False), Type.f32).output(0)
 
 
 def _matmul(x: Output, weight: Output) -> Output:

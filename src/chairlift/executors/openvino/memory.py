@@ -11,9 +11,17 @@ import openvino as ov
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
-from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype, product_names, weight_dtype
+from chairlift.executors.openvino.graph import (
+    EMBEDDING_GROUP,
+    GROUPS,
+    head_dtype,
+    is_expert,
+    product_names,
+    weight_dtype,
+)
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
+from chairlift.executors.openvino.weights import suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
 from chairlift.models.encoder import Encoder
 from chairlift.models.quantize import int4_bytes, int8_bytes
@@ -57,20 +65,26 @@ def memory_need(model: Model, dtype: Dtype, cache: CacheKind, wide: Container[st
     """
     # Of weights that are multiplied as one, the first one's name counts.
     first_of = {name: parts[0] for parts in product_names(model) for name in parts}
-    embeddings, layers = 0, 0
+    embeddings, layers, experts = 0, 0, 0
     for name in model.weights.names:
         tensor = model.weights.tensor(name)
         if name == "embed":
             embeddings += _packed_bytes(tensor, head_dtype(dtype), EMBEDDING_GROUP)
         elif name != "head":
             kind = weight_dtype(first_of.get(name, name), dtype, wide)
-            layers += _packed_bytes(tensor, kind, GROUPS[kind])
+            num_bytes = _packed_bytes(tensor, kind, GROUPS[kind])
+            layers += num_bytes
+            experts += num_bytes if is_expert(name) else 0
     kind = weight_dtype("head", head_dtype(dtype), wide)
     head = _packed_bytes(model.weights.tensor("head"), kind, GROUPS[kind])
     weight_bytes = embeddings + head + layers
     running_bytes = weight_bytes + _overhead_bytes(model.config) + _KERNEL_BYTES.get(dtype, 0)
     return MemoryNeed(
-        weight_bytes, running_bytes + layers, running_bytes, token_bytes(model.config, cache), head + layers
+        weight_bytes,
+        running_bytes + layers,
+        running_bytes,
+        token_bytes(model.config, cache),
+        head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
     )
 
 
@@ -86,12 +100,15 @@ def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:
         return 4 * num_numbers
     if dtype == "bfloat16":
         return 2 * num_numbers
-    return int4_bytes(tensor, group) if dtype == "int4" and suits_int4(tensor) else int8_bytes(tensor, group)
+    suits = suits_expert_int4(tensor) if is_expert(tensor.name) else suits_int4(tensor)
+    return int4_bytes(tensor, group) if dtype == "int4" and suits else int8_bytes(tensor, group)
 
 
 def _overhead_bytes(config: ModelConfig) -> int:
     """What is not weights and not cache: the program, the results between layers of a step, logits."""
-    between = 6 * config.hidden_size + 3 * config.intermediate_size + config.q_size + 2 * config.kv_size
+    chosen = max(config.experts_per_token, 1)
+    between = (5 + chosen) * config.hidden_size + 3 * chosen * config.intermediate_size
+    between += config.q_size + 2 * config.kv_size
     return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from chairlift.executors.openvino.options import Dtype
 from chairlift.models import Int4Groups, Int8Groups, Tensor, suits_int4, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models.quantize import grid_shape
 
 Floats = NDArray[np.float32]
 
@@ -82,6 +84,46 @@ def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packe
                 else to_int8(tensor, group=group, allocate=arena.empty)
                 for tensor in tensors
             ]
+
+
+def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packed:
+    """The same matrix of all experts on top of each other, in one form. Four bits with offsets are rounded to eight.
+
+    The products that gather tokens have no place for the sums that belong to offsets.
+    """
+    if dtype == "int4" and not all(suits_expert_int4(tensor) for tensor in tensors):
+        dtype = "int8"
+    match dtype:
+        case "float32":
+            return to_float32(*tensors, allocate=arena.empty)
+        case "bfloat16":
+            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty))
+        case "int8":
+            return to_int8(*tensors, group=group, allocate=arena.empty)
+        case "int4":
+            return [_stacked_int4(tensors, group, arena)]
+
+
+def suits_expert_int4(tensor: Tensor) -> bool:
+    shape = grid_shape(tensor)
+    return suits_int4(tensor) and (shape is None or not (shape.has_offsets or shape.wide))
+
+
+def _stacked_int4(tensors: list[Tensor], group: int, arena: Arena) -> Int4Groups:
+    whole: list[NDArray[Any]] = []
+    for n, tensor in enumerate(tensors):
+        kinds = iter((0, 1))
+
+        def place(
+            shape: tuple[int, ...], dtype: DTypeLike, /, n: int = n, kinds: Iterator[int] = kinds
+        ) -> NDArray[Any]:
+            kind = next(kinds)
+            if n == 0:
+                whole.append(arena.empty((len(tensors) * shape[0], *shape[1:]), dtype))
+            return whole[kind][n * shape[0] : (n + 1) * shape[0]]
+
+        to_int4(tensor, group, place)
+    return Int4Groups(whole[0], whole[1])
 
 
 def _four_bit(packed: Int4Groups) -> Int4Groups:
