@@ -244,7 +244,8 @@ def _add_part(gguf: GGUF, path: Path, number: int, count: int) -> None:
 
 def part_name(path: Path, number: int) -> str:
     """The name of another part beside a part of a split file; the name itself if it is none."""
-    return _PART.sub(lambda named: f"{named[1]}-{number:05}-of-{named[3]}{named[4]}", path.name)
+    named = _PART.fullmatch(path.name)
+    return path.name if named is None else f"{named[1]}-{number:05}-of-{named[3]}{named[4]}"
 
 
 def model_name(path: Path) -> str:
