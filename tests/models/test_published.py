@@ -297,8 +297,11 @@ def test_bases_of_both_kinds_of_layers() -> None:
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[0]), "layers without experts"),
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
         (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
-        (config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)), "Gemma2ForCausalLM is not supported"),
-        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "GptOssForCausalLM is not supported"),
+        (
+            config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)),
+            "not supported because its attention scores have a soft cap",
+        ),
+        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "not supported because its experts have biases"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
         ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
     ],

@@ -103,6 +103,17 @@ def _text_part(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**{key: values[key] for key in shared if key in values}, **text}
 
 
+_SOFT_CAP = "because its attention scores have a soft cap, which the attention here has not"
+_CLAMPED = "because its experts have biases and clamped activations, which are not computed here"
+_NOT_COMPUTED = {
+    "Gemma2ForCausalLM": _SOFT_CAP,
+    "gemma2": _SOFT_CAP,
+    "GptOssForCausalLM": _CLAMPED,
+    "gpt-oss": _CLAMPED,
+}
+"""Well-known ones that are not opened, and why."""
+
+
 def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     """The family that a `config.json` declares.
 
@@ -116,7 +127,8 @@ def family_of_json(values: Mapping[str, Any], where: str) -> Family:
         if declared[0] in family.hf_architectures + family.hf_wrappers:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures + family.hf_wrappers)
-    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported ({supported} are)")
+    why = _NOT_COMPUTED.get(declared[0], f"({supported} are)")
+    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported {why}")
 
 
 def family_of_gguf(gguf: GGUF) -> Family:
@@ -130,7 +142,8 @@ def family_of_gguf(gguf: GGUF) -> Family:
         if declared in family.gguf_architectures:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
-    raise gguf.error(f"architecture {shown(declared)} is not supported ({supported} are)")
+    why = _NOT_COMPUTED.get(declared, f"({supported} are)")
+    raise gguf.error(f"architecture {shown(declared)} is not supported {why}")
 
 
 # ---------------------------------------------------------------- the table
