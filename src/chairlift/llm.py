@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import repeat
 from os import PathLike, fspath
 from types import TracebackType
@@ -18,6 +18,7 @@ from tqdm import tqdm
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
+from chairlift.models.fetch import fetched
 from chairlift.worker.answers import Answer, Assembly, CompletionOutput, RequestOutput
 from chairlift.worker.arguments import (
     Message,
@@ -34,6 +35,7 @@ from chairlift.worker.arguments import (
 )
 from chairlift.worker.build import Built, build
 from chairlift.worker.encoder import BuiltEncoder, load_encoder
+from chairlift.worker.loading import getting
 from chairlift.worker.local import LocalEngine, QueueReader
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, Texts, each_pair
@@ -172,6 +174,8 @@ class LLM:
     `options` are those of `EngineOptions`, named like the flags of `chairlift serve`: dtype, kv_cache_dtype,
     kv_cache_memory_bytes, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, num_threads,
     seed, and those that say how requests are scheduled: batching, scheduling_policy, tenant_weights and more.
+
+    A `model` that is named as on a hub, `org/name`, is got unless it is there; `revision` is a branch, tag or commit.
 
     `model` may be an encoder (BERT, RoBERTa), which reads texts for `embed`, `score` and `classify`; `embedding_model`
     names one that shares the device with a model that generates.
@@ -532,8 +536,17 @@ class _EventReader:
 
 
 def _engine_options(model: str | PathLike[str], options: Mapping[str, Any]) -> EngineOptions:
-    known = {each.name for each in fields(EngineOptions)}
+    """Checked first, so that no model is got from a hub for nothing; `revision` is that of one there."""
+    known = {each.name for each in fields(EngineOptions)} | {"revision"}
     for name in options:
         if name not in known:
             raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
-    return EngineOptions(model=fspath(model), **options)
+    options = dict(options)
+    revision = options.pop("revision", None)
+    asked = EngineOptions(model=fspath(model), **options)
+    beside = asked.embedding_model
+    return replace(
+        asked,
+        model=fetched(asked.model, revision, getting),
+        embedding_model=None if beside is None else fetched(beside, None, getting),
+    )

@@ -20,8 +20,14 @@ SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_size=64)
 )
 @pytest.mark.parametrize(
     "shape",
-    [SHAPE, AttentionShape(4, 4, 80), AttentionShape(8, 1, 128, sliding_window=11)],
-    ids=["3:1", "1:1", "window"],
+    [
+        SHAPE,
+        AttentionShape(4, 4, 80),
+        AttentionShape(8, 1, 128, sliding_window=11),
+        AttentionShape(2, 1, 32, scale=1.0),
+        AttentionShape(2, 1, 256, scale=1 / 256),
+    ],
+    ids=["3:1", "1:1", "window", "large scale", "small scale"],
 )
 def test_passes(hint: str, cache: str, tolerance: float, shape: AttentionShape) -> None:
     self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": cache}, shape, tolerance)

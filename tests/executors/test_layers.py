@@ -10,13 +10,16 @@ from openvino import Type
 from openvino import opset13 as op
 
 from chairlift.executors.openvino.attention import parameter
-from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product
+from chairlift.executors.openvino.layers import Heads, RmsNorm, Rotation, embedding, product
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, pack
-from chairlift.models import Encoding, Tensor, to_float32, to_int4, to_int8
+from chairlift.models import Encoding, Int4Groups, Int8Groups, Tensor, suits_int4, to_float32, to_int4, to_int8
 from models.writers import encode
 
 Floats = NDArray[np.float32]
+BLOCKS = [
+    "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"
+]  # fmt: skip
 EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 
@@ -35,9 +38,11 @@ def run(model: ov.Model, *inputs: NDArray[np.float32] | NDArray[np.int32], prope
 def rounded(one: Tensor, dtype: Dtype) -> Floats:
     match dtype:
         case "int8":
-            return to_int8(one, 64).to_float32()
+            return to_int8(one, group=64).to_float32()
         case "int4":
-            return to_int4(one, 32).to_float32()
+            if suits_int4(one):
+                return to_int4(one, 32).to_float32()
+            return to_int8(one, group=32).to_float32()
         case _:
             return to_float32(one)
 
@@ -58,6 +63,40 @@ def test_products(dtype: Dtype, tolerance: float, encoding: str) -> None:
     assert np.abs(got - exact).max() < tolerance * np.abs(exact).max()
 
 
+def test_products_of_weights_in_several_forms() -> None:
+    """At int4 a file may hold one weight in four bits, exactly as it is, and the next in more, which takes eight."""
+    parts = [tensor(rows, 256, encoding, rows) for rows, encoding in enumerate(BLOCKS, 16)]
+    arena = Arena()
+    packed = pack(parts, "int4", 32, arena)
+    assert isinstance(packed, list)
+    four = [encoding for encoding, part in zip(BLOCKS, packed, strict=True) if isinstance(part, Int4Groups)]
+    assert four == ["Q4_0", "Q4_1", "Q4_K"]
+    x = parameter("x", Type.f32, [-1, 256])
+    data = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    got = run(ov.Model([op.result(product(x.output(0), packed))], [x], "product"), data, properties=EXACT)
+    wanted = data @ np.concatenate([rounded(part, "int4") for part in parts]).T
+    assert np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
+    exact = data @ np.concatenate([to_float32(part) for part in parts]).T
+    assert np.abs(got - exact).max() < 2e-2 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("encoding", ["Q8_0", "IQ4_XS"])
+def test_scales_of_either_width(encoding: str) -> None:
+    """Groups of a file whose scales need float32 are multiplied, and gathered, as exactly as the others."""
+    one = tensor(48, 256, encoding, 3)
+    arena = Arena()
+    packed = pack([one], "int8", 32, arena)
+    assert isinstance(packed, Int8Groups) and (packed.scales.dtype == np.float32) == (encoding == "IQ4_XS")
+    x, ids = parameter("x", Type.f32, [-1, 256]), parameter("ids", Type.i32, [-1])
+    outputs = [op.result(product(x.output(0), packed)), op.result(embedding(ids.output(0), packed))]
+    request = ov.Core().compile_model(ov.Model(outputs, [x, ids], "both"), "CPU", EXACT).create_infer_request()
+    data = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
+    results = request.infer([data, np.array([47, 3], np.int32)])
+    exact = to_float32(one)
+    np.testing.assert_allclose(results[0], data @ exact.T, atol=1e-4 * np.abs(data @ exact.T).max())
+    np.testing.assert_allclose(results[1], exact[[47, 3]], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 0), ("bfloat16", 0.02), ("int8", 0.02)])
 def test_embeddings(dtype: Dtype, tolerance: float) -> None:
     table = tensor(50, 64, "Q8_0", 1)
@@ -73,8 +112,8 @@ def test_rotation_and_norm_are_one_kernel_each() -> None:
     """The plugin recognises them only in one form; written otherwise they cost a tenth of a step."""
     x = parameter("x", Type.f32, [-1, 4 * 64])
     positions = parameter("positions", Type.i32, [-1])
-    rotate = Rotation(positions.output(0), np.full(32, 0.1, np.float32))
-    y = rotate(RmsNorm(1e-5)(x.output(0), np.ones(256, np.float32)), 4)
+    rotate, heads = Rotation(positions.output(0), np.full(32, 0.1, np.float32), 64), Heads(64)
+    y = rotate(heads.split(RmsNorm(1e-5)(x.output(0), np.ones((1, 256), np.float32)), 4))
     compiled = ov.Core().compile_model(ov.Model([op.result(y)], [x, positions], "fused"), "CPU", EXACT)
     kinds = [node.get_rt_info()["layerType"].value for node in compiled.get_runtime_model().get_ops()]
     assert kinds.count("RoPE") == 1
@@ -86,7 +125,8 @@ def test_positions_keep_their_precision_under_bfloat16() -> None:
     x = parameter("x", Type.f32, [-1, 64])
     positions = parameter("positions", Type.i32, [-1])
     inv_freq = (10000.0 ** (-np.arange(0, 64, 2) / 64)).astype(np.float32)
-    y = Rotation(positions.output(0), inv_freq)(x.output(0), 1)
+    heads = Heads(64)
+    y = heads.join(Rotation(positions.output(0), inv_freq, 64)(heads.split(x.output(0), 1)), 1)
     data = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     where = np.array([8189, 8190, 8191], np.int32)
     got = run(

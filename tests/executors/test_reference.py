@@ -50,7 +50,7 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
         ("linear", {"rope": {"scaling": "none"}}),
         ("window", {"sliding_window": None}),
         ("window", {"sliding_window": 23}),
-        ("plain", {"rms_norm_eps": 1e-1}),
+        ("plain", {"norm_eps": 1e-1}),
     ],
     ids=["rope", "llama3 scaling", "linear scaling", "window", "window by one", "epsilon"],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,23 @@ def test_cache_starts_with_zeros() -> None:
     tensors = allocate(ports, 3)
     assert [list(tensor.shape) for tensor in tensors.values()] == [[3, 2, 32, 64], [3, 2, 32, 72]]
     assert not any(tensor.data.view("u1").any() for tensor in tensors.values())
+
+
+def test_huge_pages_are_asked_for_and_done_without_where_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = CachePort("key_cache.0", Type.bf16, (2, 32, 64))
+    tensor = allocate([port], 1024)["key_cache.0"]
+    maps = Path("/proc/self/smaps")
+    if maps.exists():
+        address, flags = tensor.data.ctypes.data, []
+        for line in maps.read_text().splitlines():
+            if "-" in line.split()[0]:
+                first, last = (int(part, 16) for part in line.split()[0].split("-"))
+                inside = first <= address < last
+            elif line.startswith("VmFlags:") and inside:
+                flags = line.split()
+        assert "hg" in flags or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)  # as a kernel without them answers: no such advice
+    assert not allocate([port], 3)["key_cache.0"].data.any()
 
 
 def write(path: Path, text: str) -> None:

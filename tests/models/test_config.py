@@ -114,7 +114,7 @@ def test_defaults_of_missing_fields(tmp_path: Path) -> None:
     )  # fmt: skip
     config = config_of(tmp_path / "m", num_heads=4, num_kv_heads=4, head_size=16, **absent)
     assert (config.head_size, config.num_kv_heads, config.rope.theta) == (16, 4, 10000.0)
-    assert (config.max_model_len, config.rms_norm_eps) == (2048, 1e-6)
+    assert (config.max_model_len, config.norm_eps) == (2048, 1e-6)
     assert not config.tie_embeddings and not config.attention_bias and not config.mlp_bias
     assert config.bos_token_id is None and config.eos_token_ids == ()
 

@@ -1,20 +1,35 @@
 """Every encoding against a scalar formula written from its description, and every precision against its bound."""
 
+import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models import Encoding, Tensor, open_gguf, quantize, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models import (
+    Encoding,
+    Tensor,
+    open_gguf,
+    quantize,
+    suits_int4,
+    to_bfloat16,
+    to_float32,
+    to_int4,
+    to_int8,
+)
+from models.block_writers import SCALES_AT, UNITS, scalar
 from models.writers import encode, write_gguf
 
-ENCODINGS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"]
+BLOCKS_OF_256 = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
+BLOCKS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", *BLOCKS_OF_256]
+ENCODINGS = ["F32", "F16", "BF16", *BLOCKS]
 
 
 def stored(numbers: NDArray[np.float32], encoding: str) -> Tensor:
@@ -22,7 +37,8 @@ def stored(numbers: NDArray[np.float32], encoding: str) -> Tensor:
     return Tensor("w", numbers.shape, Encoding[encoding], memoryview(data))
 
 
-def random_tensor(encoding: str, rows: int = 24, cols: int = 192, seed: int = 0) -> Tensor:
+def random_tensor(encoding: str, rows: int = 24, cols: int | None = None, seed: int = 0) -> Tensor:
+    cols = cols or (256 if encoding in BLOCKS_OF_256 else 192)
     rng = np.random.default_rng(seed)
     spread = np.exp(rng.normal(0.0, 1.0, (rows, 1)))
     return stored((rng.normal(0.05, 0.1, (rows, cols)) * spread).astype(np.float32), encoding)
@@ -67,7 +83,7 @@ def scalar_q4_1(data: bytes) -> list[float]:
     return out
 
 
-SCALAR: dict[str, Callable[[bytes], list[float]]] = {
+SIMPLE: dict[str, Callable[[bytes], list[float]]] = {
     "F32": scalar_f32,
     "F16": scalar_f16,
     "BF16": scalar_bf16,
@@ -77,40 +93,85 @@ SCALAR: dict[str, Callable[[bytes], list[float]]] = {
 }
 
 
+def by_formula(encoding: str, data: bytes) -> list[float]:
+    return SIMPLE[encoding](data) if encoding in SIMPLE else scalar(encoding, data)
+
+
+def random_blocks(encoding: str, count: int) -> bytes:
+    """Not only what an encoder writes: random bytes, negative scales, scales of zero; only nothing infinite."""
+    rng = np.random.default_rng(1)
+    blocks = rng.integers(0, 256, (count, UNITS[encoding][1]), dtype=np.uint8)
+    for place in SCALES_AT[encoding]:
+        scales = np.array([0.0, -0.0, 1.0, -1.5, 2.0**-20, 400.0, *rng.normal(0, 1, count - 6)], np.float16)
+        blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
+    return blocks.tobytes()
+
+
+def test_the_table_of_types_is_the_one_of_the_writers() -> None:
+    assert {e.label: (e.unit, e.unit_bytes) for e in Encoding if e.label in UNITS} == UNITS
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_float32_is_the_scalar_formula(encoding: str) -> None:
-    """Equal to float64 arithmetic rounded once; Q4_1 adds two rounded numbers, so one more rounding is allowed."""
+    """Float64 arithmetic rounded once; where two rounded numbers are added, one more rounding is allowed."""
     tensor = random_tensor(encoding)
-    wanted = np.array(SCALAR[encoding](tensor.raw.tobytes())).reshape(tensor.shape)
-    if encoding == "Q4_1":
+    wanted = np.array(by_formula(encoding, tensor.raw.tobytes())).reshape(tensor.shape)
+    if encoding in ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"):
         np.testing.assert_allclose(to_float32(tensor), wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
     else:
         np.testing.assert_array_equal(to_float32(tensor), wanted.astype(np.float32))
 
 
-@pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("encoding", BLOCKS)
 def test_any_bytes_decode_by_the_formula(encoding: str) -> None:
-    """Not only what an encoder writes: random quants, negative steps, steps of zero."""
-    rng = np.random.default_rng(1)
-    unit = Encoding[encoding]
-    blocks = rng.integers(0, 256, (64, unit.unit_bytes), dtype=np.uint8)
-    steps = np.array([0.0, -0.0, 1.0, -1.5, 2.0**-20, 60000.0, *rng.normal(0, 1, 58)], np.float16)
-    blocks[:, :2] = steps[:, None].view(np.uint8)
-    if encoding == "Q4_1":
-        blocks[:, 2:4] = rng.normal(0, 1, (64, 1)).astype(np.float16).view(np.uint8)
-    tensor = Tensor("w", (8, 256), unit, memoryview(blocks.tobytes()))
-    wanted = np.array(SCALAR[encoding](blocks.tobytes())).reshape(8, 256)
-    np.testing.assert_allclose(to_float32(tensor), wanted, rtol=1e-6, atol=1e-7)
+    data = random_blocks(encoding, 16)
+    tensor = Tensor("w", (4, 4 * UNITS[encoding][0]), Encoding[encoding], memoryview(data))
+    wanted = np.array(by_formula(encoding, data)).reshape(tensor.shape)
+    np.testing.assert_allclose(to_float32(tensor), wanted, rtol=3e-7, atol=1e-7 * np.abs(wanted).max())
+
+
+DECODED_BY_GGUF = {
+    "Q8_0": "b31d0577e3b3be87",
+    "Q4_0": "215e732924338ecd",
+    "Q4_1": "14c3f9d2cc2b860c",
+    "Q5_0": "e523fef167757307",
+    "Q5_1": "8ec9ad3dedc20eb9",
+    "IQ4_NL": "2f567ff9078c75dc",
+    "Q2_K": "a09356b410224dc5",
+    "Q3_K": "420440966993b35c",
+    "Q4_K": "115dcf5c21eb46f0",
+    "Q5_K": "4db6726f644ede86",
+    "Q6_K": "2bda4871b90463b6",
+    "IQ4_XS": "8a06fea5b9ba11a4",
+}
+"""SHA-256 of what the `gguf` package 0.19 makes of `random_blocks(encoding, 64)` as float32."""
+
+
+@pytest.mark.parametrize("encoding", BLOCKS)
+def test_decoding_is_that_of_the_gguf_package_to_the_bit(encoding: str) -> None:
+    unit = UNITS[encoding][0]
+    tensor = Tensor("w", (8, 8 * unit), Encoding[encoding], memoryview(random_blocks(encoding, 64)))
+    numbers = to_float32(tensor)
+    numbers += 0.0  # the sign of a zero is nobody's business
+    assert hashlib.sha256(numbers.astype("<f4").tobytes()).hexdigest()[:16] == DECODED_BY_GGUF[encoding]
+
+
+TOLERANCES = {
+    "F32": 0.0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q4_0": 0.3, "Q4_1": 0.25, "Q5_0": 0.15, "Q5_1": 0.12,
+    "Q2_K": 0.9, "Q3_K": 0.6, "Q4_K": 0.25, "Q5_K": 0.13, "Q6_K": 0.1, "IQ4_NL": 0.35, "IQ4_XS": 0.4,
+}  # fmt: skip
+"""How far a normal number may be from what is stored of it."""
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_file_stores_what_was_written(tmp_path: Path, encoding: str) -> None:
-    numbers = np.random.default_rng(2).normal(0, 1, (6, 64)).astype(np.float32)
+    cols = 256 if encoding in BLOCKS_OF_256 else 64
+    numbers = np.random.default_rng(2).normal(0, 1, (6, cols)).astype(np.float32)
     path = write_gguf(tmp_path / "m.gguf", {}, {"w": encode(numbers, encoding), "v": encode(numbers[0], "F32")})
     tensors = open_gguf(path).tensors
-    assert tensors["w"].shape == (6, 64) and tensors["v"].shape == (1, 64)
+    assert tensors["w"].shape == (6, cols) and tensors["v"].shape == (1, cols)
     assert tensors["w"].encoding.label == encoding
-    tolerance = {"F32": 0.0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q4_0": 0.3, "Q4_1": 0.25}[encoding]
+    tolerance = TOLERANCES[encoding]
     np.testing.assert_allclose(to_float32(tensors["w"]), numbers, atol=tolerance)
     np.testing.assert_array_equal(to_float32(tensors["v"]), numbers[:1])
 
@@ -149,14 +210,23 @@ def test_bfloat16_passes_through() -> None:
 # ---------------------------------------------------------------- int8
 
 
+KEPT_AS_INT8 = ["Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"]
+"""Symmetric groups of 32, whatever their bits."""
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("group", [32, 64])
 def test_int8_error_is_half_a_step_of_the_largest(encoding: str, group: int) -> None:
     tensor = random_tensor(encoding)
     exact = to_float32(tensor).reshape(24, -1, group)
-    groups = to_int8(tensor, group)
+    groups = to_int8(tensor, group=group)
     assert groups.values.shape == exact.shape and groups.values.dtype == np.int8
-    assert groups.scales.shape == (24, 192 // group, 1) and groups.scales.dtype == np.float16
+    assert groups.scales.shape == (24, tensor.cols // group, 1)
+    if group == 32 and encoding in KEPT_AS_INT8:
+        np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
+        assert groups.scales.dtype == (np.float32 if encoding == "IQ4_XS" else np.float16)
+        return
+    assert groups.scales.dtype == np.float16
     step = np.abs(exact).max(axis=2, keepdims=True) / 127
     error = np.abs(groups.to_float32().reshape(exact.shape) - exact)
     assert (error <= step * (0.5 + 127 * 2**-11)).all()
@@ -164,9 +234,21 @@ def test_int8_error_is_half_a_step_of_the_largest(encoding: str, group: int) -> 
     assert (np.abs(groups.values.astype(int)).max(axis=2) >= 126).all()
 
 
-def test_int8_of_q8_0_in_its_own_groups_is_exact() -> None:
-    tensor = random_tensor("Q8_0")
-    np.testing.assert_array_equal(to_int8(tensor, 32).to_float32(), to_float32(tensor))
+def test_several_weights_lie_on_top_of_each_other() -> None:
+    """Also where one needs wider scales than the other, and memory comes from elsewhere."""
+    given: list[tuple[int, ...]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
+        given.append(shape)
+        return np.full(shape, 7, dtype)
+
+    one, two = random_tensor("Q8_0", cols=256), random_tensor("IQ4_XS", rows=3)
+    groups = to_int8(one, two, group=32, allocate=allocate)
+    assert groups.scales.dtype == np.float32 and given == [(27, 8, 32), (27, 8, 1)]
+    both = np.concatenate([to_float32(one), to_float32(two)])
+    np.testing.assert_array_equal(groups.to_float32(), both)
+    np.testing.assert_array_equal(to_float32(one, two), both)
+    np.testing.assert_array_equal(to_bfloat16(one, two), np.concatenate([to_bfloat16(one), to_bfloat16(two)]))
 
 
 @pytest.mark.parametrize(("cols", "group"), [(64, 64), (96, 32), (48, 16), (40, 8), (44, 44), (7, 7), (1, 1)])
@@ -212,7 +294,7 @@ def unpack(values: NDArray[np.uint8]) -> NDArray[np.int64]:
 def test_int4_of_q4_0_is_exact() -> None:
     tensor = random_tensor("Q4_0")
     groups = to_int4(tensor)
-    assert groups.zeros is None and groups.group == 32
+    assert groups.offsets is None and groups.group == 32 and groups.scales.dtype == np.float16
     signed = unpack(groups.values)
     signed = np.where(signed > 7, signed - 16, signed)
     by_hand = signed.reshape(24, -1, 32) * groups.scales.astype(np.float64)
@@ -220,29 +302,41 @@ def test_int4_of_q4_0_is_exact() -> None:
     np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
 
 
-def test_int4_of_q4_1_is_exact_with_fractional_zeros() -> None:
-    tensor = random_tensor("Q4_1")
+@pytest.mark.parametrize("encoding", ["Q4_1", "Q4_K"])
+def test_int4_keeps_fractional_zero_points(encoding: str) -> None:
+    """Scales and minima of a sub-block of Q4_K have 17 bits: they stay whole."""
+    tensor = random_tensor(encoding)
     groups = to_int4(tensor)
-    assert groups.zeros is not None and groups.offsets is not None
+    assert groups.offsets is not None and groups.group == 32
     quants = unpack(groups.values).reshape(24, -1, 32).astype(np.float64)
-    steps = groups.scales.astype(np.float64)
-    exact = np.array(scalar_q4_1(tensor.raw.tobytes())).reshape(quants.shape)
-    np.testing.assert_array_equal(quants * steps + groups.offsets.astype(np.float64), exact)
+    steps, offsets = groups.scales.astype(np.float64), groups.offsets.astype(np.float64)
+    exact = np.array(by_formula(encoding, tensor.raw.tobytes())).reshape(quants.shape)
+    np.testing.assert_array_equal(quants * steps + offsets, exact)
     np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
-    zeros = groups.zeros.astype(np.float64)
+    zeros = offsets[steps != 0] / steps[steps != 0]
     assert (np.abs(zeros - np.rint(zeros)) > 0.01).mean() > 0.9
-    through_zeros = (quants - zeros) * steps
-    assert np.abs(through_zeros - exact).max() <= (np.abs(groups.offsets).max() * 2.0**-11)
 
 
-def test_int4_of_flat_q4_1_blocks() -> None:
+@pytest.mark.parametrize(("encoding", "group"), [("Q2_K", 16), ("Q3_K", 16), ("Q4_1", 16), ("Q4_K", 8)])
+def test_int4_in_the_files_own_or_smaller_groups_is_exact(encoding: str, group: int) -> None:
+    tensor = random_tensor(encoding)
+    groups = to_int4(tensor, group)
+    assert groups.group == group
+    np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
+
+
+@pytest.mark.parametrize("encoding", ["Q4_1", "Q4_K"])
+def test_int4_of_flat_blocks(encoding: str) -> None:
     """A block of equal numbers has step 0, where no zero point can stand for its offset."""
-    numbers = np.repeat(np.array([[0.5], [0.0], [-3.0]], np.float32), 32, axis=1)
-    groups = to_int4(stored(numbers, "Q4_1"))
-    assert groups.zeros is not None
-    quants = unpack(groups.values).reshape(3, 1, 32)
-    np.testing.assert_array_equal((quants - groups.zeros) * groups.scales, numbers.reshape(3, 1, 32))
-    np.testing.assert_array_equal(groups.to_float32(), numbers)
+    numbers = np.repeat(np.array([[0.5], [0.0], [-3.0]], np.float32), 256, axis=1)
+    groups = to_int4(stored(numbers, encoding))
+    np.testing.assert_allclose(groups.to_float32(), numbers, rtol=1e-3)
+    np.testing.assert_array_equal(groups.to_float32(), to_float32(stored(numbers, encoding)))
+
+
+def test_four_bits_are_not_for_what_a_file_holds_in_more() -> None:
+    suited = [encoding for encoding in ENCODINGS if suits_int4(random_tensor(encoding))]
+    assert suited == ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q4_K"]
 
 
 @pytest.mark.parametrize("encoding", ["F32", "BF16", "Q8_0"])
@@ -251,7 +345,7 @@ def test_int4_rounding_beats_the_plain_formula(encoding: str, group: int) -> Non
     tensor = random_tensor(encoding, 64, 512)
     exact = to_float32(tensor)
     groups = to_int4(tensor, group)
-    assert groups.zeros is None and groups.group == group
+    assert groups.offsets is None and groups.group == group
     shaped = exact.reshape(64, -1, group)
     step = np.abs(shaped).max(axis=2, keepdims=True) / 7
     plain = np.clip(np.rint(shaped / step), -7, 7) * step
@@ -260,7 +354,7 @@ def test_int4_rounding_beats_the_plain_formula(encoding: str, group: int) -> Non
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("encoding", "place"), [("Q4_0", 0), ("Q4_1", 0), ("Q4_1", 2)])
+@pytest.mark.parametrize(("encoding", "place"), [("Q4_0", 0), ("Q4_1", 0), ("Q4_1", 2), ("Q4_K", 0), ("Q4_K", 2)])
 def test_int4_of_scales_that_are_not_finite(bad: float, encoding: str, place: int) -> None:
     tensor = random_tensor(encoding)
     data = bytearray(tensor.raw)
@@ -287,7 +381,7 @@ def uninterleaved(count: int, num_heads: int) -> list[int]:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("block_numbers", [1, 192 * 5, 1 << 20])
 def test_blocks_and_threads_change_nothing(encoding: str, block_numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = random_tensor(encoding)
+    tensor = random_tensor(encoding, 24, 256 if encoding in BLOCKS_OF_256 else 192)
     order = uninterleaved(24, 3)
     shuffled = Tensor("w", tensor.shape, tensor.encoding, tensor.raw, 3)
     wanted = to_float32(tensor)[order], to_bfloat16(tensor)[order], to_int8(tensor).values[order]

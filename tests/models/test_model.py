@@ -101,9 +101,9 @@ def test_both_formats_give_equal_configs(biased: TinyLlama, tmp_path: Path) -> N
     folder = open_folder(biased.write_folder(tmp_path / "m")).config
     file = open_file(biased.write_gguf(tmp_path / "m.gguf")).config
     for name in folder.__slots__:
-        if name != "rms_norm_eps":
+        if name != "norm_eps":
             assert getattr(folder, name) == getattr(file, name), name
-    assert file.rms_norm_eps == pytest.approx(folder.rms_norm_eps, rel=1e-7)
+    assert file.norm_eps == pytest.approx(folder.norm_eps, rel=1e-7)
     assert folder.eos_token_ids == (2,)
     assert folder.head_size == 32 and folder.q_size == 128 and folder.kv_size == 64
 
@@ -137,15 +137,23 @@ def test_the_installed_package_opens() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
+        ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
         ({"architectures": None}, "architectures must be a list"),
         ({"hidden_act": "gelu"}, "hidden_act gelu"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope type yarn"),
-        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type dynamic"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope type longrope"),
+        ({"rope_scaling": {"rope_type": "xpos", "factor": 4.0}}, "rope type xpos"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor must be a number"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 40}}, "beta_slow"),
+        ({"rope_scaling": {"type": "dynamic"}}, "factor must be a number"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "short_factor must be a list of 16"),
+        ({"rope_scaling": {"type": "su", "short_factor": [1] * 16, "long_factor": [1] * 15}}, "long_factor must be a"),
+        ({"rope_scaling": {"type": "su", "long_factor": [0] * 16, "short_factor": [0] * 16}}, "short_factor must be a"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1] * 16, "short_mscale": 1.1}}, "short_mscale"),
         ({"rope_interleaved": True}, "rope_interleaved"),
-        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window must be"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["full_attention"]}, "layer_types must be a list"),
+        ({"architectures": ["MistralForCausalLM"], "layer_types": ["linear_attention"] * 2}, "linear_attention"),
+        ({"partial_rotary_factor": 0.1}, "cannot be rotated in pairs"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported for llama"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"hidden_size": "64"}, "hidden_size must be an integer"),
         ({"hidden_size": True}, "hidden_size must be an integer"),
@@ -157,7 +165,7 @@ def test_the_installed_package_opens() -> None:
         ({"num_hidden_layers": 1}, "unexpected tensor model.layers.1"),
         ({"num_key_value_heads": 3}, "cannot share"),
         ({"head_dim": 16}, "has shape"),
-        ({"head_dim": 31}, "odd"),
+        ({"head_dim": 31}, "cannot be rotated in pairs"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps must be a number"),
         ({"rope_theta": 0}, "rope_theta must be a number"),
         ({"vocab_size": 127}, "has shape"),
@@ -178,11 +186,17 @@ def test_configs_refused(tmp_path: Path, changes: dict[str, Any], message: str) 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"general.architecture": "qwen2"}, "architecture qwen2 is not supported"),
-        ({"llama.expert_count": 8}, "mixtures of experts"),
+        ({"general.architecture": "rwkv7"}, "architecture rwkv7 is not supported"),
+        ({"llama.expert_count": 8}, "expert_used_count is missing"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 9}, "9 of 8 experts"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, "ffn_gate_exps.weight is missing"),
+        ({"llama.expert_count": 8, "llama.expert_gating_func": 2}, "expert_gating_func is not supported"),
         ({"llama.rope.dimension_count": 16}, "part of each head"),
         ({"llama.attention.value_length": 16}, "different sizes"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope scaling yarn"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope scaling longrope"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.factor is missing"),
+        ({"llama.rope.dimension_count": 64}, "dimension_count must be between"),
+        ({"llama.rope.dimension_count": 15}, "dimension_count 15 is odd"),
         ({"llama.block_count": 0}, "block_count must be between"),
         ({"llama.block_count": 3}, "blk.2.attn_norm.weight is missing"),
         ({"llama.block_count": 1}, "unexpected tensor blk.1"),

@@ -17,7 +17,9 @@ import pytest
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models import ModelFiles, open_model, to_bfloat16, to_float32, to_int4, to_int8
-from models.writers import tiny_llama
+from models.block_writers import ENCODERS
+from models.quantized_folders import KINDS, quantized_folder
+from models.writers import encode, tiny_llama, write_gguf
 
 NUMBERS = [0, 1, 2, 3, 31, 33, 255, 2**15, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1]
 MAX_SECONDS = 5.0
@@ -39,8 +41,9 @@ def use_everything(files: ModelFiles) -> None:
         tensor = model.weights.tensor(name)
         to_float32(tensor)
         to_bfloat16(tensor)
-        to_int8(tensor)
-        to_int4(tensor)
+        for group in (16, 64):
+            to_int8(tensor, group=group)
+            to_int4(tensor, group)
     if model.gguf is not None:
         for key in model.gguf.keys:
             for read in (model.gguf.strings, model.gguf.numbers, model.gguf.text):
@@ -148,6 +151,51 @@ def test_gguf_mutants(tmp_path: Path, count: int, encoding: str) -> None:
     path = tiny.write_gguf(tmp_path / "m.gguf", encoding)
     header_bytes = path.read_bytes().rindex(b".weight") + 40
     assert run(ModelFiles("m", path, "gguf"), path, count, header_bytes) > count // 2
+
+
+FEW = [pytest.param(4, id="few"), pytest.param(500, id="all", marks=pytest.mark.long)]
+"""For formats of which only the numbers differ."""
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("encoding", sorted(ENCODERS))
+def test_gguf_mutants_of_every_type(tmp_path: Path, count: int, encoding: str) -> None:
+    tiny = tiny_llama(
+        0,
+        num_layers=1,
+        hidden_size=256,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=256,
+        intermediate_size=256,
+        vocab_size=8,
+    )
+    path = tiny.write_gguf(tmp_path / "m.gguf", encoding)
+    header_bytes = path.read_bytes().rindex(b".weight") + 40
+    assert run(ModelFiles("m", path, "gguf"), path, count, header_bytes) > count // 3
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("part", [1, 2])
+def test_mutants_of_a_split_file(tmp_path: Path, count: int, part: int) -> None:
+    tiny = tiny_llama(0, num_layers=1, hidden_size=32, head_size=8, intermediate_size=32)
+    head = {"output.weight": encode(tiny.weights.pop("lm_head.weight"), "Q4_0")}
+    first = tiny.write_gguf(tmp_path / "m-00001-of-00002.gguf", "Q4_0", {"split.no": 0, "split.count": 2})
+    second = write_gguf(tmp_path / "m-00002-of-00002.gguf", {"split.no": 1, "split.count": 2}, head)
+    damaged = (first, second)[part - 1]
+    header_bytes = damaged.read_bytes().rindex(b".weight") + 40
+    assert run(ModelFiles("m", first, "gguf"), damaged, count, header_bytes) > count // 3
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_mutants_of_checkpoints_quantised_for_others(tmp_path: Path, count: int, kind: str, file: str) -> None:
+    quantized_folder(tiny_llama(0, num_layers=1), kind, tmp_path)
+    path = tmp_path / file
+    data = path.read_bytes()
+    header_bytes = len(data) if file == "config.json" else 8 + int.from_bytes(data[:8], "little")
+    assert run(ModelFiles("m", tmp_path, "folder"), path, count, header_bytes) > count // 4
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -15,11 +15,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from models.block_writers import ENCODERS, UNITS
+
 Floats = NDArray[np.float32]
 Encoded = tuple[str, tuple[int, ...], bytes]
 """A stored tensor: encoding name, row-major shape, bytes."""
 
-GGUF_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}
+GGUF_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23, "BF16": 30,
+}  # fmt: skip
 GGUF_DTYPES = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b1": 7, "u8": 10, "i8": 11, "f8": 12}
 
 
@@ -27,7 +32,7 @@ GGUF_DTYPES = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "b
 
 
 def encode(numbers: Floats, encoding: str) -> Encoded:
-    """Numbers `[..., cols]` in one of the six encodings; 4- and 8-bit ones need `cols` to be a multiple of 32."""
+    """Numbers `[..., cols]` in one of the encodings; quantised ones need `cols` to be a multiple of 32, or of 256."""
     numbers = np.ascontiguousarray(numbers, np.float32)
     shape = numbers.shape
     if encoding == "F32":
@@ -44,7 +49,7 @@ def encode(numbers: Floats, encoding: str) -> Encoded:
         return encoding, shape, _encode_q4_0(blocks)
     if encoding == "Q4_1":
         return encoding, shape, _encode_q4_1(blocks)
-    raise ValueError(encoding)
+    return encoding, shape, ENCODERS[encoding](numbers.reshape(-1, UNITS[encoding][0]))
 
 
 def _encode_q8_0(blocks: Floats) -> bytes:

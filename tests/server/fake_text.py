@@ -63,7 +63,7 @@ class FakeText:
         return self._bytes
 
     def streams(
-        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = ()
+        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = (), continues: bool = True
     ) -> Callable[[], TokenText]:
         stops = StopAutomaton(params.stop)
         return lambda: TextStream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from chairlift.text.reasoning import REASONING_FORMATS, reasoning_format_of
 from chairlift.text.tools.detect import tool_format_of
 from chairlift.text.tools.mistral import MISTRAL
 from chairlift.text.tools.told import INTRODUCTION, told
+from text.vocabularies import gguf_of, sentencepiece_metadata
 
 MODEL = "smollm2-135m-instruct"
 TURNS = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}{% endfor %}"
@@ -119,3 +121,11 @@ def test_a_message_is_continued_where_it_ends(smollm2: ServedText) -> None:
     turns = [*USER, {"role": "assistant", "content": "The answer is"}]
     tokens = smollm2.encode_chat(ChatPrompt(messages=turns, add_generation_prompt=False, continue_final_message=True))
     assert b"".join(map(smollm2.token_bytes, tokens)).decode().endswith("<|im_start|>assistant\nThe answer is")
+
+
+def test_a_new_message_begins_without_the_space_of_its_first_word(tmp_path: Path) -> None:
+    served = load_served_text(str(gguf_of(tmp_path / "a.gguf", sentencepiece_metadata())))
+    tokens = served.encode("the dog", add_special_tokens=False)
+    for continues, expected in ((True, " the dog"), (False, "the dog")):
+        text = served.streams(SamplingParams(), skip_special_tokens=True, continues=continues)()
+        assert "".join(text.push([token]) for token in tokens) + text.finish() == expected

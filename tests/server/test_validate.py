@@ -359,6 +359,12 @@ def test_a_message_is_continued_instead_of_answered() -> None:
     assert error.param == "continue_final_message"
 
 
+def test_only_a_new_message_is_a_text_of_its_own() -> None:
+    assert not chat().show.continues
+    assert chat(continue_final_message=True, add_generation_prompt=False).show.continues
+    assert completion().show.continues
+
+
 THINKS = ChatManners(template_variables=frozenset({"enable_thinking", "style"}), template_kwargs={"style": "dry"})
 GRADED = ChatManners(template_variables=frozenset({"reasoning_effort"}))
 

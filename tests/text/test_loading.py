@@ -19,6 +19,7 @@ from text.vocabularies import (
     byte_level_backend,
     byte_level_metadata,
     gguf_of,
+    model_file,
     sentencepiece_metadata,
     with_beginning,
     write_tokenizer,
@@ -224,3 +225,66 @@ def test_many_threads_share_a_template() -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+# ---------------------------------------------------------------- what files say besides
+
+
+def test_templates_beside_the_main_one(tmp_path: Path) -> None:
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("tools")
+    template = folder_text(tmp_path, chat_template__jinja="plain").chat_template
+    assert template is not None
+    assert template.render(USER) == "plain"
+    assert template.render(USER, tools=[{"type": "function", "function": {"name": "f"}}]) == "tools"
+
+
+def test_the_template_of_a_model_that_also_sees(tmp_path: Path) -> None:
+    template = folder_text(tmp_path, chat_template__json={"chat_template": "seen"}).chat_template
+    assert template is not None
+    assert template.render(USER) == "seen"
+
+
+def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, byte_level_backend(), {"eos_token": "<|end|>"})
+    names = {"bos_token": {"content": "<|begin|>"}, "eos_token": "</s>", "additional_special_tokens": ["<s>"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    template = "{{ bos_token }}{{ eos_token }}"
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), template)
+    assert text.chat_template is not None
+    assert text.chat_template.render(USER) == "<|begin|><|end|>"
+    assert text.tokenizer.special_text(text.tokenizer.bos_token_id) == "<|begin|>"
+
+
+def test_without_generation_config_the_ends_are_those_of_the_config(tmp_path: Path) -> None:
+    ends = folder_text(tmp_path, config__json={"eos_token_id": [3, 7]}).eos_token_ids
+    assert ends[:2] == (3, 7)
+    ends = folder_text(
+        tmp_path, config__json={"eos_token_id": 3}, generation_config__json={"eos_token_id": 5}
+    ).eos_token_ids
+    assert ends[0] == 5 and 3 not in ends
+
+
+def test_sampling_that_a_gguf_file_recommends(tmp_path: Path) -> None:
+    values = {"temp": 0.5, "top_k": 20, "min_p": 0.25, "penalty_repeat": 1.5}
+    keys = {f"general.sampling.{key}": value for key, value in values.items()}
+    sampling = gguf_text(tmp_path / "a.gguf", **keys).sampling_defaults
+    assert sampling == {"temperature": 0.5, "top_k": 20, "min_p": 0.25, "repetition_penalty": 1.5}
+    with pytest.raises(InvalidModel, match="sampling"):
+        gguf_text(tmp_path / "a.gguf", **{"general.sampling.temp": -1.0})
+
+
+def test_a_turn_of_several_messages_does_not_end_with_the_first(tmp_path: Path) -> None:
+    backend = byte_level_backend(specials=["<|return|>", "<|end|>", "<|call|>", "<|start|>"])
+    end, returned, called = (backend.token_to_id(text) for text in ("<|end|>", "<|return|>", "<|call|>"))
+    metadata = byte_level_metadata(backend, eos_token_id=returned, eot_token_id=end)
+    path = gguf_of(tmp_path / "a.gguf", {**metadata, "tokenizer.chat_template": "<|start|>x<|end|>"})
+    assert load_text(ModelFiles("a", path, "gguf")).eos_token_ids == (returned, called)
+
+
+def test_a_folder_with_a_sentencepiece_model_only(tmp_path: Path) -> None:
+    model_file(tmp_path, "llama").rename(tmp_path / "tokenizer.model")
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), chat_template="{{ bos_token }}{{ messages[0].content }}")
+    assert text.eos_token_ids == (2,)
+    assert text.tokenizer.decode(text.tokenizer.encode("the dog")) == "the dog"
+    assert text.encode_chat(USER) == text.tokenizer.encode("Hi", add_special_tokens=False)

@@ -131,7 +131,18 @@ def test_fields_that_no_template_knows_are_left_out() -> None:
     }
     assert conversation_of([message]).messages == [{**USER, "name": "Ann"}]
     kept = {"role": "assistant", "content": "a", "reasoning_content": "r", "tool_calls": []}
-    assert conversation_of([kept]).messages == [{"role": "assistant", "content": "a", "reasoning_content": "r"}]
+    thoughts = {"reasoning_content": "r", "thinking": "r"}
+    assert conversation_of([kept]).messages == [{"role": "assistant", "content": "a", **thoughts}]
+
+
+def test_a_thought_has_the_names_that_templates_call_it_by() -> None:
+    (message,) = conversation_of([{**call(), "reasoning": "r"}]).messages
+    assert (message["reasoning_content"], message["thinking"]) == ("r", "r")
+    (message,) = conversation_of([{**call(), "content": "a", "reasoning_content": "r"}]).messages
+    assert message["reasoning_content"] == "r"
+    assert "thinking" not in message, "templates that read it refuse a call with both"
+    (message,) = conversation_of([{**USER, "reasoning": "r"}]).messages
+    assert "thinking" not in message
 
 
 def test_what_is_rendered_is_a_copy() -> None:

@@ -227,6 +227,27 @@ def test_special_tokens_are_hidden_or_shown() -> None:
     assert TextStream(TOKENIZER, ("ab",)).push([97, SPECIAL, 98]) == "", "hidden tokens do not break a stop string"
 
 
+def test_a_text_of_its_own_loses_the_space_that_it_begins_with() -> None:
+    cases: tuple[tuple[list[bytes], str], ...] = (
+        ([b" the"], "the"),
+        ([b" ", b" the"], " the"),
+        ([b"a", b" "], "a "),
+        ([b"\n", b" the"], "\n the"),
+        ([], ""),
+    )
+    for pieces, expected in cases:
+        for stop in ((), ("zz",)):
+            stream = TextStream(TOKENIZER, stop, strips_space=True)
+            tokens = [[PIECES.index(piece)] for piece in pieces]
+            text = "".join(map(stream.push, tokens)) + stream.finish()
+            assert text == expected
+    stream = TextStream(TOKENIZER, (" the", "!"), strips_space=True)
+    assert [stream.push(b" "), stream.push(b"t"), stream.push(b"o"), stream.finish()] == ["", "", "to", ""]
+    stream = TextStream(TOKENIZER, ("<stop>",), True, strips_space=True)
+    assert stream.push(b" <stop>") == "<stop>", "the stop string is looked for in what the model wrote"
+    assert TextStream(TOKENIZER).push([PIECES.index(b" the")]) == " the"
+
+
 def test_nothing_pushed() -> None:
     for stops in ((), ("a",)):
         stream = TextStream(TOKENIZER, stops)

@@ -14,7 +14,8 @@ import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers.processors import BertProcessing
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import open_gguf, resolve
@@ -23,8 +24,8 @@ from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import hf_tokenizer
 from chairlift.text.specials import Span
 from chairlift.text.tokenizer import LONG_TEXT_CHARS
+from text.hard_texts import HARD_TEXTS
 from text.vocabularies import (
-    HARD_TEXTS,
     SPACE,
     byte_level_backend,
     byte_level_metadata,
@@ -288,6 +289,43 @@ def test_gguf_and_json_of_one_vocabulary_agree(folder: Path, byte_level: Tokeniz
             )
 
 
+def test_accents_are_composed_where_a_file_or_its_family_says_so(folder: Path) -> None:
+    composed, apart = "\u00e9t\u00e9", "e\u0301te\u0301"
+    for changes, alike in (({"pre": "qwen2"}, True), ({}, False), ({"normalizer.nfc": True}, True)):
+        path = gguf_of(folder / "nfc.gguf", byte_level_metadata(byte_level_backend(), **changes))
+        tokenizer = gguf_tokenizer(open_gguf(path))
+        assert (tokenizer.encode(apart) == tokenizer.encode(composed)) is alike
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_word_pieces_in_gguf_are_cut_as_bert_does(folder: Path, lowercase: bool) -> None:
+    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=600, special_tokens=specials, show_progress=False)
+    texts = [text for text in HARD_TEXTS if SPACE not in text]  # the format marks words with this character
+    backend.train_from_iterator(texts, trainer)
+    backend.post_processor = BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    backend.encode_special_tokens = True
+    pieces = [backend.id_to_token(token) or "" for token in range(backend.get_vocab_size())]
+    marked = [piece[2:] if piece.startswith("##") else SPACE + piece for piece in pieces]
+    keys = {
+        "model": "bert",
+        "tokens": [*specials, *marked[5:]],
+        "token_type": np.array([3] * 5 + [1] * (len(pieces) - 5), np.int32),
+        "cls_token_id": 2,
+        "seperator_token_id": 3,
+        "unknown_token_id": 1,
+        "normalizer.lowercase": lowercase,
+    }
+    path = gguf_of(folder / "words.gguf", {"tokenizer.ggml." + key: value for key, value in keys.items()})
+    tokenizer = gguf_tokenizer(open_gguf(path))
+    for text in texts:
+        assert tokenizer.encode(text) == backend.encode(text).ids
+    assert tokenizer.decode(tokenizer.encode("the quick def")) == "the quick def"
+
+
 # ---------------------------------------------------------------- requests that are wrong, threads, long texts
 
 
@@ -438,7 +476,8 @@ def test_unknown_ways_to_decode_are_refused(folder: Path, decoder: decoders.Deco
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "bert"}, "bert"),
+        ({"model": "rwkv"}, "rwkv"),
+        ({"model": "bert", "merges": None}, "unknown words"),
         ({"model": None}, "tokenizer.ggml.model"),
         ({"pre": "no-such-cut"}, "no-such-cut"),
         ({"tokens": None}, "tokens"),

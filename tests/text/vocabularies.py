@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -24,25 +26,6 @@ CORPUS = (
     "Über größere Äpfel spricht man nicht. L'été est là, où es-tu? Привет, мир! 你好世界 こんにちは 🙂🙂\n"
     "user assistant system tool the the the and and in in of of to to end start begin turn\n"
 )
-
-HARD_TEXTS = (
-    "",
-    " ",
-    "  leading and trailing  ",
-    "a\tb\r\nc\n\n\n  d   \n",
-    " " * 300 + "x" + "\n" * 40,
-    "1234567890 1,000,000 3.14159 ٣٤٥ Ⅷ ½",
-    "don't I'LL we'Ve ſ 'S",
-    "def f(x):\n        return {**x, 'a': [1, 2]}  # ünï\n",
-    "Grüße, Ελληνικά, русский, עברית, العربية, हिन्दी, ไทย, 한국어, 日本語, 中文",
-    "👩‍👩‍👧‍👦 🏳️‍🌈 🇺🇳 e\u0301 é \u200d\u200b\ufeff",
-    "\x00\x01\x1c\x1f\x7f\x80\x9f\xa0\xad",
-    "\ufffd\uffff\U0010ffff\U000e0001",
-    "<|im_start|>user\nhi<|im_end|> </s><s>[INST] <unk> <0x0A>",
-    "▁under▁score",
-    "a" * 1000 + "b" * 999,
-)
-
 
 # ---------------------------------------------------------------- byte-level
 
@@ -153,6 +136,20 @@ def sentencepiece_encode(metadata: Mapping[str, Any], text: str) -> list[int]:
     for symbol in symbols:
         ids += [pieces[symbol]] if symbol in pieces else [3 + byte for byte in symbol.encode()]
     return ids
+
+
+@cache
+def kept() -> dict[str, Any]:
+    """Models by name, and how SentencePiece cuts the hard texts with them: see `make_sentencepiece`."""
+    data = (Path(__file__).parent / "sentencepiece.json.gz").read_bytes()
+    values: dict[str, Any] = json.loads(gzip.decompress(data))
+    return values
+
+
+def model_file(folder: Path, name: str) -> Path:
+    path = folder / f"{name}.model"
+    path.write_bytes(base64.b64decode(kept()[name]["model"]))
+    return path
 
 
 def gguf_of(path: Path, metadata: Mapping[str, Any]) -> Path:

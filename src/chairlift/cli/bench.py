@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from chairlift.cli import bench_flags as flags
 from chairlift.cli import compare_batching, fidelity
 from chairlift.cli.loading import loading
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, ready_options
 from chairlift.cli.results import check_path, write_json
 from chairlift.core.errors import ChairliftError, InvalidOption
 
@@ -262,7 +262,7 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     from chairlift.worker.build import build
 
     check_path(arguments.output_json)
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     if arguments.concurrency is not None:
         options = replace(options, max_num_seqs=arguments.concurrency)
     samples = flags.samples(arguments, chat=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from chairlift.cli.loading import loading
 from chairlift.cli.numbers import count
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, ready_options
 from chairlift.cli.results import check_path
 from chairlift.core.errors import InvalidJournal, InvalidOption
 
@@ -101,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.from_journal is None:
         if not MIN_SECONDS <= arguments.seconds < float("inf") or arguments.max_context < 1:
             raise InvalidOption(f"--seconds must be at least {MIN_SECONDS:g}, and --max-context at least 1")
-        calibration = _measure(engine_options(arguments), arguments.seconds, arguments.max_context)
+        calibration = _measure(ready_options(arguments), arguments.seconds, arguments.max_context)
     else:
         calibration = _read(arguments.from_journal)
     try:

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from chairlift.cli.loading import loading
-from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, engine_options, sampling_params
+from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
 from chairlift.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stdin.isatty():
         import readline  # noqa: F401  # importing it gives `input` a history and editing
 
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     with loading(options.model, sys.stderr):
         built = build(options)
     with LLM.from_built(built) as llm:

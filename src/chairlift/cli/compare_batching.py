@@ -10,7 +10,7 @@ from pathlib import Path
 from chairlift.bench import compare_batching as bench
 from chairlift.bench.in_process import Listener, Loop
 from chairlift.cli.loading import loading
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, ready_options
 from chairlift.cli.results import check_path, write_json
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidOption("compare-batching serves under all three batchings: leave out --prefill-first")
     if arguments.max_batch_wait_ms is not None:
         arguments.batching = "dynamic"
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     traffic = bench.Traffic(
         num_prompts=arguments.num_prompts,
         prompt_tokens=arguments.prompt_tokens,

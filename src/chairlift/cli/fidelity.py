@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from chairlift.bench.in_process import Listener, Loop
 from chairlift.cli.calibrate import engine_words, machine_words, rig_of, token_sizes
 from chairlift.cli.loading import loading
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, ready_options
 from chairlift.cli.results import check_path, write_json
 from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InvalidOption("--seconds and --calibration-seconds must be at least 1")
     if arguments.journal is not None:
         raise InvalidOption("fidelity keeps no journal: leave out --journal")
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     with loading(options.model, sys.stderr):
         loaded = load(options)
     subject = _subject(options, loaded)

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from chairlift.cli.loading import loading
-from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, engine_options, sampling_params
+from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
 from chairlift.core.errors import InvalidOption
 
 
@@ -59,7 +59,7 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
         prompt = _standard_input()
     if not prompt:
         raise InvalidOption("the prompt is empty")
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     with loading(options.model, sys.stderr):
         built = build(options)
     with LLM.from_built(built) as llm:
@@ -104,7 +104,7 @@ def _run_file(arguments: argparse.Namespace) -> int:
         print(f"All {len(done)} requests have their results: {arguments.output}", file=sys.stderr)
         return 0
     remaining = (request for request in read_requests(arguments.input) if request.custom_id not in done)
-    options = engine_options(arguments)
+    options = ready_options(arguments)
     names = tuple(arguments.served_model_name or ())
 
     async def serve() -> Progress:

@@ -10,7 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import chairlift
-from chairlift.cli import bench, calibrate, chat, generate, openapi, plan, replay, report, serve, simulate, top
+from chairlift.cli import (
+    bench,
+    calibrate,
+    chat,
+    evaluate,
+    generate,
+    inspect,
+    models,
+    openapi,
+    plan,
+    pull,
+    quantize,
+    replay,
+    report,
+    serve,
+    simulate,
+    top,
+)
 from chairlift.cli.config import environment_defaults, file_defaults
 from chairlift.cli.interrupt import EXIT_INTERRUPTED
 from chairlift.core.errors import ChairliftError, EngineDead
@@ -109,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"chairlift {chairlift.__version__}")
     parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for module in (serve, generate, chat, top, bench, replay, calibrate, simulate, report, plan, openapi):
+    serving, models_at_hand = (serve, generate, chat), (pull, models, inspect, quantize, evaluate)
+    for module in (*serving, *models_at_hand, top, bench, replay, calibrate, simulate, report, plan, openapi):
         module.add_parser(commands)
     return parser

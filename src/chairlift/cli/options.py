@@ -12,7 +12,7 @@ from chairlift.cli.journal_flags import add_journal_flags, journal_options
 from chairlift.cli.numbers import count
 from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.types import SamplingParams
-from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, Dtype, EngineOptions, KVCacheDtype
+from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, AskedDtype, EngineOptions, KVCacheDtype
 
 
 def add_config_flag(parser: argparse.ArgumentParser) -> None:
@@ -27,15 +27,19 @@ def add_config_flag(parser: argparse.ArgumentParser) -> None:
 def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool = False) -> None:
     """Flags of the engine, named as in vLLM."""
     group = parser.add_argument_group("engine")
-    what = "a folder, a .gguf file, or the name of an installed model package (default: the one set-up installs)"
+    what = (
+        "a folder, a .gguf file, the name of an installed model package (default: the one set-up installs), or a name "
+        "on a hub: org/name[@revision][:Q4_K_M], got at the first time"
+    )
     if positional_model:
         group.add_argument("model_tag", nargs="?", metavar="MODEL", help=what)
     group.add_argument("--model", metavar="MODEL", help=what)
+    group.add_argument("--revision", metavar="REVISION", help="branch, tag or commit of a model on a hub")
     group.add_argument(
         "--dtype",
-        choices=get_args(Dtype),
-        default="int8",
-        help="precision of the weights; int8 and int4 are quantised in groups (default: int8)",
+        choices=get_args(AskedDtype),
+        help="precision of the weights; int8 and int4 are quantised in groups, auto picks for each weight (default: "
+        "int8, or what chairlift quantize wrote)",
     )
     group.add_argument(
         "--kv-cache-dtype",
@@ -114,11 +118,8 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
     Raises:
         InvalidOption: a value out of range.
     """
-    from chairlift.models.resolve import DEFAULT_MODEL
-
-    named = (getattr(arguments, "model_tag", None), arguments.model, DEFAULT_MODEL)
     return EngineOptions(
-        model=next(name for name in named if name is not None),
+        model=model_name(arguments),
         dtype=arguments.dtype,
         kv_cache_dtype=arguments.kv_cache_dtype,
         kv_cache_memory_bytes=arguments.kv_cache_memory_bytes,
@@ -131,4 +132,45 @@ def engine_options(arguments: argparse.Namespace) -> EngineOptions:
         **embedding_options(arguments),
         **policy_options(arguments),
         **journal_options(arguments),
+    )
+
+
+def ready_options(arguments: argparse.Namespace) -> EngineOptions:
+    """What the engine flags said, of models that lie on this machine: those of a hub are got.
+
+    Raises:
+        InvalidOption: a value out of range.
+        InvalidModel: a model cannot be got.
+    """
+    return with_models_here(engine_options(arguments))
+
+
+def model_name(arguments: argparse.Namespace) -> str:
+    """The model that the flags name, with the revision that they say.
+
+    Raises:
+        InvalidOption: a revision of what has none.
+    """
+    from chairlift.models.fetch import named_on_hub
+    from chairlift.models.resolve import DEFAULT_MODEL
+
+    named = (getattr(arguments, "model_tag", None), arguments.model, DEFAULT_MODEL)
+    name = next(name for name in named if name is not None)
+    return name if arguments.revision is None else str(named_on_hub(name, arguments.revision))
+
+
+def with_models_here(options: EngineOptions) -> EngineOptions:
+    """The same with the names of what lies on this machine: models of a hub are got, and named by their commit.
+
+    Raises:
+        InvalidModel: one cannot be got.
+    """
+    from chairlift.models.fetch import fetched
+    from chairlift.worker.loading import getting
+
+    beside = options.embedding_model
+    return replace(
+        options,
+        model=fetched(options.model, None, getting),
+        embedding_model=None if beside is None else fetched(beside, None, getting),
     )

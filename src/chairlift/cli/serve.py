@@ -12,7 +12,7 @@ from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.batch_flags import add_batch_flags, batch_options
 from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
+from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options, with_models_here
 from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
 
@@ -227,6 +227,7 @@ def run(arguments: argparse.Namespace) -> int:
             template_kwargs=arguments.default_chat_template_kwargs,
         )
 
+    engine = with_models_here(engine)
     open_traces = None if server.otlp_traces_endpoint is None else _traces()
     return serve(
         server,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.config import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
+from chairlift.models.fields import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.files import (
     MAX_CONFIG_BYTES,
     MAX_CONFIG_VALUES,

@@ -1,136 +1,117 @@
-"""Model families: which weights a model has, what they are called in each file format, and their shapes.
+"""Model families: by which names files declare them, and what they have that Llama has not (see `features`).
 
-The rest of Chairlift knows only the canonical names (`embed`, `layers.3.q`, `norm`, `head`, ...). A family that joins
-adds an entry to `FAMILIES`; what its layers compute is the executors' business.
+A family that joins adds an entry to `FAMILIES`; what its layers compute follows from its config alone, so that
+executors know no families.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.config import ModelConfig, config_from_gguf, config_from_json
+from chairlift.models import features
+from chairlift.models.config import ModelConfig
+from chairlift.models.fields import Fields
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
+from chairlift.models.gguf_config import Metadata, config_from_gguf
+from chairlift.models.hf_config import config_from_json
+from chairlift.models.layout import Place, Weight, decoder_weights, fused
 
-Dim = Literal["one", "hidden", "q", "kv", "mlp", "vocab"]
+FromJson = Callable[[Fields, ModelConfig], ModelConfig]
+FromGGUF = Callable[[Metadata, ModelConfig], ModelConfig]
+Renamed = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """One weight of a family: `{i}` in its names stands for the layer, `shape` is (rows, cols)."""
+def _nothing_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
+    return config
 
-    name: str
-    hf: str
-    gguf: str
-    shape: tuple[Dim, Dim]
-    when: Literal["always", "attention_bias", "mlp_bias", "own_head"] = "always"
-    gguf_rotary: bool = False
-    """In GGUF files rotary pair j of a head is its rows 2j and 2j + 1, not j and j + head_size / 2."""
+
+def _nothing_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return config
+
+
+def _as_it_is(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return values
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A kind of model: the names by which files declare it, how its numbers are read, and its weights."""
+    """A kind of model: the names by which files declare it, what its config says beyond Llama's, and its weights.
+
+    `defaults` are what its `config.json` means where it says nothing; `from_json` and `from_gguf` add what only this
+    family has to a config read as a Llama's.
+    """
 
     name: str
     hf_architectures: tuple[str, ...]
     gguf_architectures: tuple[str, ...]
-    read_json: Callable[[Mapping[str, Any], str, str], ModelConfig]
-    read_gguf: Callable[[GGUF, str], ModelConfig]
-    weights: tuple[Weight, ...]
-    hf_ignored: tuple[str, ...] = ()
+    weights: tuple[Weight, ...] = decoder_weights()
+    hf_wrappers: tuple[str, ...] = ()
+    """Models for texts and pictures whose text part is of this family; the rest of them is not opened."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    has_experts: bool = False
+    """Whether its files may hold mixtures of experts."""
+    partial_rotation: bool = False
+    """Whether its `partial_rotary_factor` means anything: the original code of the others does not look at it."""
+    renamed: Renamed = _as_it_is
+    """Its `config.json` with the fields' usual names."""
+    from_json: FromJson = _nothing_from_json
+    from_gguf: FromGGUF = _nothing_from_gguf
+    hf_prefix: str = ""
+    """What its tensors' names begin with in some checkpoints and not in others."""
+    hf_ignored: tuple[str, ...] = (".rotary_emb.inv_freq", ".masked_bias")
     """Endings of tensor names that old checkpoints carry and nobody needs."""
-    gguf_ignored: tuple[str, ...] = ()
+    gguf_ignored: tuple[str, ...] = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
-    def weights_of(self, config: ModelConfig) -> Iterator[tuple[str, int, Weight]]:
-        """Every weight of a model of this shape, once: (canonical name, layer or 0, description)."""
-        for weight in self.weights:
-            if _is_present(weight, config):
-                layers = range(config.num_layers) if "{i}" in weight.name else range(1)
-                yield from ((weight.name.format(i=i), i, weight) for i in layers)
+    def read_json(self, values: Mapping[str, Any], where: str) -> ModelConfig:
+        """The config of a model of this family.
 
+        Raises:
+            InvalidModel: a field is missing, of the wrong type, out of bounds, or asks for something not supported.
+        """
+        if values["architectures"][0] in self.hf_wrappers:
+            values = _text_part(values, where)
+        values = {**self.defaults, **self.renamed(values)}
+        fields, config = Fields(values, where), config_from_json(values, self.name, where)
+        if config.rope.dim != config.head_size and not self.partial_rotation:
+            raise fields.error(f"partial_rotary_factor is not supported for {self.name}")
+        return self.from_json(fields, config)
 
-def _is_present(weight: Weight, config: ModelConfig) -> bool:
-    match weight.when:
-        case "attention_bias":
-            return config.attention_bias
-        case "mlp_bias":
-            return config.mlp_bias
-        case "own_head":
-            return not config.tie_embeddings
-        case "always":
-            return True
+    def read_gguf(self, gguf: GGUF) -> ModelConfig:
+        """The same from GGUF metadata.
 
-
-def shape_of(weight: Weight, config: ModelConfig) -> tuple[int, int]:
-    """(rows, cols) of a weight in a model of this shape."""
-    sizes: dict[Dim, int] = {
-        "one": 1,
-        "hidden": config.hidden_size,
-        "q": config.q_size,
-        "kv": config.kv_size,
-        "mlp": config.intermediate_size,
-        "vocab": config.vocab_size,
-    }
-    return sizes[weight.shape[0]], sizes[weight.shape[1]]
+        Raises:
+            InvalidModel: a key is missing, of the wrong type, out of bounds, or asks for something not supported.
+        """
+        config = config_from_gguf(gguf, self.name)
+        if config.num_experts and not self.has_experts:
+            raise gguf.error(f"mixtures of experts are not supported for {self.name}")
+        if config.rope.dim != config.head_size and any(weight.gguf_rotary for weight in self.weights):
+            raise gguf.error("rotating only a part of each head is not supported in files that permute Q and K")
+        return self.from_gguf(Metadata(gguf), config)
 
 
-_LAYER: tuple[tuple[str, str, str, tuple[Dim, Dim]], ...] = (
-    ("q", "self_attn.q_proj", "attn_q", ("q", "hidden")),
-    ("k", "self_attn.k_proj", "attn_k", ("kv", "hidden")),
-    ("v", "self_attn.v_proj", "attn_v", ("kv", "hidden")),
-    ("o", "self_attn.o_proj", "attn_output", ("hidden", "q")),
-    ("gate", "mlp.gate_proj", "ffn_gate", ("mlp", "hidden")),
-    ("up", "mlp.up_proj", "ffn_up", ("mlp", "hidden")),
-    ("down", "mlp.down_proj", "ffn_down", ("hidden", "mlp")),
-)
+def _text_part(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The config of the text part of a model for texts and pictures; some fields are those of the whole."""
+    text = values.get("text_config")
+    if not isinstance(text, dict):
+        raise InvalidModel(f"{where}: text_config must be an object")
+    shared = ("tie_word_embeddings", "bos_token_id", "eos_token_id")
+    return {**{key: values[key] for key in shared if key in values}, **text}
 
 
-def _llama_weights() -> tuple[Weight, ...]:
-    layer = "layers.{i}."
-    hf = "model.layers.{i}."
-    gguf = "blk.{i}."
-    weights = [
-        Weight("embed", "model.embed_tokens.weight", "token_embd.weight", ("vocab", "hidden")),
-        Weight(layer + "attn_norm", hf + "input_layernorm.weight", gguf + "attn_norm.weight", ("one", "hidden")),
-        Weight(layer + "mlp_norm", hf + "post_attention_layernorm.weight", gguf + "ffn_norm.weight", ("one", "hidden")),
-        Weight("norm", "model.norm.weight", "output_norm.weight", ("one", "hidden")),
-        Weight("head", "lm_head.weight", "output.weight", ("vocab", "hidden"), "own_head"),
-    ]
-    for name, hf_name, gguf_name, shape in _LAYER:
-        rotary = name in ("q", "k")
-        when: Literal["attention_bias", "mlp_bias"] = "attention_bias" if name in ("q", "k", "v", "o") else "mlp_bias"
-        weights.append(
-            Weight(layer + name, hf + hf_name + ".weight", gguf + gguf_name + ".weight", shape, gguf_rotary=rotary)
-        )
-        weights.append(
-            Weight(
-                layer + name + "_bias",
-                hf + hf_name + ".bias",
-                gguf + gguf_name + ".bias",
-                ("one", shape[0]),
-                when,
-                gguf_rotary=rotary,
-            )
-        )
-    return tuple(weights)
-
-
-LLAMA = Family(
-    name="llama",
-    hf_architectures=("LlamaForCausalLM", "MistralForCausalLM"),
-    gguf_architectures=("llama",),
-    read_json=config_from_json,
-    read_gguf=config_from_gguf,
-    weights=_llama_weights(),
-    hf_ignored=(".rotary_emb.inv_freq", ".masked_bias"),
-    gguf_ignored=("rope_freqs.weight",),
-)
-
-FAMILIES = (LLAMA,)
+_SOFT_CAP = "because its attention scores have a soft cap, which the attention here has not"
+_CLAMPED = "because its experts have biases and clamped activations, which are not computed here"
+_NOT_COMPUTED = {
+    "Gemma2ForCausalLM": _SOFT_CAP,
+    "gemma2": _SOFT_CAP,
+    "GptOssForCausalLM": _CLAMPED,
+    "gpt-oss": _CLAMPED,
+}
+"""Well-known ones that are not opened, and why."""
 
 
 def family_of_json(values: Mapping[str, Any], where: str) -> Family:
@@ -143,10 +124,11 @@ def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     if not isinstance(declared, list) or not declared or not isinstance(declared[0], str):
         raise InvalidModel(f"{where}: architectures must be a list of names")
     for family in FAMILIES:
-        if declared[0] in family.hf_architectures:
+        if declared[0] in family.hf_architectures + family.hf_wrappers:
             return family
-    supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures)
-    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported ({supported} are)")
+    supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures + family.hf_wrappers)
+    why = _NOT_COMPUTED.get(declared[0], f"({supported} are)")
+    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported {why}")
 
 
 def family_of_gguf(gguf: GGUF) -> Family:
@@ -160,4 +142,165 @@ def family_of_gguf(gguf: GGUF) -> Family:
         if declared in family.gguf_architectures:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
-    raise gguf.error(f"architecture {shown(declared)} is not supported ({supported} are)")
+    why = _NOT_COMPUTED.get(declared, f"({supported} are)")
+    raise gguf.error(f"architecture {shown(declared)} is not supported {why}")
+
+
+# ---------------------------------------------------------------- the table
+
+_PERMUTED = decoder_weights(gguf_rotary=True)
+_QKV = fused("self_attn.qkv_proj", {"q": "q", "k": "kv", "v": "kv"})
+_GATE_UP = fused("mlp.gate_up_proj", {"gate": "mlp", "up": "mlp"})
+_GGUF_QKV = fused("attn_qkv", {"q": "q", "k": "kv", "v": "kv"})
+_GGUF_GATE_UP = fused("ffn_up", {"gate": "mlp", "up": "mlp"})
+
+FAMILIES = (
+    Family("llama", ("LlamaForCausalLM",), ("llama",), _PERMUTED, has_experts=True),
+    Family(
+        "mistral",
+        ("MistralForCausalLM",),
+        (),
+        _PERMUTED,
+        hf_wrappers=("Mistral3ForConditionalGeneration",),
+        defaults={"sliding_window": 4096},
+        from_json=features.mistral_from_json,
+    ),
+    Family(
+        "smollm3",
+        ("SmolLM3ForCausalLM",),
+        ("smollm3",),
+        _PERMUTED,
+        defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
+        from_json=features.smollm3_from_json,
+        from_gguf=features.smollm3_from_gguf,
+    ),
+    Family(
+        "qwen2",
+        ("Qwen2ForCausalLM",),
+        ("qwen2",),
+        defaults={"sliding_window": 4096},
+        from_json=features.qwen2_from_json,
+    ),
+    Family(
+        "qwen3",
+        ("Qwen3ForCausalLM",),
+        ("qwen3",),
+        defaults={"sliding_window": 4096, "head_dim": 128},
+        from_json=features.qwen3_from_json,
+        from_gguf=features.qwen3_from_gguf,
+    ),
+    Family(
+        "qwen3moe",
+        ("Qwen3MoeForCausalLM",),
+        ("qwen3moe",),
+        has_experts=True,
+        defaults={"sliding_window": 4096, "head_dim": 128},
+        from_json=features.qwen3moe_from_json,
+        from_gguf=features.qwen3_from_gguf,
+    ),
+    Family(
+        "mixtral",
+        ("MixtralForCausalLM",),
+        (),
+        decoder_weights(
+            hf={
+                "router": "block_sparse_moe.gate",
+                "experts.{n}.gate": "block_sparse_moe.experts.{n}.w1",
+                "experts.{n}.up": "block_sparse_moe.experts.{n}.w3",
+                "experts.{n}.down": "block_sparse_moe.experts.{n}.w2",
+            }
+        ),
+        has_experts=True,
+        defaults={"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        from_json=features.mixtral_from_json,
+    ),
+    Family(
+        "gemma3",
+        ("Gemma3ForCausalLM",),
+        ("gemma3",),
+        decoder_weights(hf={"mlp_norm": "pre_feedforward_layernorm"}),
+        hf_wrappers=("Gemma3ForConditionalGeneration",),
+        defaults={
+            "vocab_size": 262208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 131072,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+        },
+        from_json=features.gemma3_from_json,
+        from_gguf=features.gemma3_from_gguf,
+    ),
+    Family(
+        "phi3",
+        ("Phi3ForCausalLM",),
+        ("phi3",),
+        decoder_weights(hf={**_QKV, **_GATE_UP}, gguf={**_GGUF_QKV, **_GGUF_GATE_UP}),
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096, "original_max_position_embeddings": 4096},
+        partial_rotation=True,
+        from_json=features.phi3_from_json,
+    ),
+    Family(
+        "olmo2",
+        ("Olmo2ForCausalLM",),
+        ("olmo2",),
+        defaults={"rms_norm_eps": 1e-5},
+        from_json=features.olmo2_from_json,
+        from_gguf=features.olmo_from_gguf,
+    ),
+    Family(
+        "olmo3",
+        ("Olmo3ForCausalLM",),
+        (),
+        defaults={"rms_norm_eps": 1e-5, "sliding_window": 4096, "rope_theta": 5e5},
+        from_json=features.olmo3_from_json,
+    ),
+    Family(
+        "granite",
+        ("GraniteForCausalLM",),
+        ("granite",),
+        _PERMUTED,
+        from_json=features.granite_from_json,
+        from_gguf=features.granite_from_gguf,
+    ),
+    Family(
+        "stablelm",
+        ("StableLmForCausalLM",),
+        ("stablelm",),
+        defaults={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        partial_rotation=True,
+        from_json=features.stablelm_from_json,
+        from_gguf=features.stablelm_from_gguf,
+    ),
+    Family(
+        "gpt2",
+        ("GPT2LMHeadModel",),
+        ("gpt2",),
+        decoder_weights(
+            hf_layer="h.{i}.",
+            hf={
+                "embed": "wte",
+                "positions": "wpe",
+                "norm": "ln_f",
+                "attn_norm": "ln_1",
+                "mlp_norm": "ln_2",
+                **fused("attn.c_attn", {"q": "q", "k": "kv", "v": "kv"}, transposed=True),
+                "o": Place("attn.c_proj", transposed=True),
+                "up": Place("mlp.c_fc", transposed=True),
+                "down": Place("mlp.c_proj", transposed=True),
+            },
+            gguf=_GGUF_QKV,
+        ),
+        defaults={"tie_word_embeddings": True},
+        renamed=features.gpt2_fields,
+        hf_prefix="transformer.",
+        hf_ignored=(".attn.bias", ".attn.masked_bias"),
+        from_json=features.gpt2_from_json,
+        from_gguf=features.gpt2_from_gguf,
+    ),
+)

@@ -12,6 +12,7 @@ Source: the GGUF specification of ggml, versions 2 and 3.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,10 @@ MAX_ARRAY_STRINGS = 1 << 20
 """Strings in all arrays together: 262,144 tokens with 580,000 merges fit."""
 MAX_ARRAY_TEXT_BYTES = 16 << 20
 MAX_DIM = 1 << 40
+MAX_PARTS = 1024
+
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
+"""How the parts of a split file are named."""
 
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, Literal["B", "b", "H", "h", "I", "i", "f", "Q", "q", "d"]] = {
@@ -37,11 +42,12 @@ _SCALARS: dict[int, Literal["B", "b", "H", "h", "I", "i", "f", "Q", "q", "d"]] =
 }  # fmt: skip
 _BOOL = 7
 _ENCODINGS = {
-    0: Encoding.F32, 1: Encoding.F16, 2: Encoding.Q4_0, 3: Encoding.Q4_1, 8: Encoding.Q8_0, 30: Encoding.BF16
+    0: Encoding.F32, 1: Encoding.F16, 2: Encoding.Q4_0, 3: Encoding.Q4_1, 6: Encoding.Q5_0, 7: Encoding.Q5_1,
+    8: Encoding.Q8_0, 10: Encoding.Q2_K, 11: Encoding.Q3_K, 12: Encoding.Q4_K, 13: Encoding.Q5_K, 14: Encoding.Q6_K,
+    20: Encoding.IQ4_NL, 23: Encoding.IQ4_XS, 30: Encoding.BF16,
 }  # fmt: skip
 _OTHER_ENCODINGS = {
-    6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
 }  # fmt: skip
 
@@ -66,6 +72,8 @@ class GGUF:
     def __init__(self, path: Path, data: memoryview, values: dict[str, Scalar | Array]) -> None:
         self.path = path
         self.tensors: dict[str, Tensor] = {}
+        self.metadata = data[:0]
+        """All keys and values, as they lie in the file."""
         self._data = data
         self._values = values
 
@@ -126,6 +134,9 @@ class GGUF:
             raise self.error(f"metadata key {shown(key)} must be a string")
         return value
 
+    def is_array(self, key: str) -> bool:
+        return isinstance(self._values.get(key), Array)
+
     def num_elements(self, key: str) -> int:
         """Length of a metadata array.
 
@@ -180,13 +191,67 @@ class GGUF:
         return value
 
 
-def open_gguf(path: Path) -> GGUF:
-    """Map a GGUF file and read its header.
+def open_gguf_part(path: Path) -> GGUF:
+    """Map one GGUF file and read its header, whether it is a part or whole.
 
     Raises:
         InvalidModel: not a GGUF file of version 2 or 3, malformed, or with a tensor in an unsupported encoding.
     """
     return _Reader(path, map_file(path)).read()
+
+
+def stored_type(tensor: Tensor) -> int:
+    """The number that GGUF has for how a tensor is stored."""
+    return next(kind for kind, encoding in _ENCODINGS.items() if encoding is tensor.encoding)
+
+
+def open_gguf(path: Path) -> GGUF:
+    """Map a GGUF file and read its header; of a split one, map the other parts too, whose tensors are added.
+
+    Raises:
+        InvalidModel: not a GGUF file of version 2 or 3, malformed, with a tensor in an unsupported encoding, or a part
+            that is not the first, or whose others are missing.
+    """
+    gguf = open_gguf_part(path)
+    count = gguf.integer("split.count", 1)
+    if count <= 1:
+        return gguf
+    number = gguf.integer("split.no", 0)
+    named = _PART.fullmatch(path.name)
+    if not 0 <= number < count <= MAX_PARTS or named is None or int(named[3]) != count or int(named[2]) != number + 1:
+        raise gguf.error(f"part {number + 1} of {count} must be named NAME-{number + 1:05}-of-{count:05}.gguf")
+    if number != 0:
+        raise gguf.error(f"part {number + 1} of {count}: give the first one, {shown(part_name(path, 1))}")
+    for other in range(1, count):
+        _add_part(gguf, path.with_name(part_name(path, other + 1)), other, count)
+    expected = gguf.integer("split.tensors.count", len(gguf.tensors))
+    if expected != len(gguf.tensors):
+        raise gguf.error(f"{len(gguf.tensors)} tensors in {count} parts, {expected} are announced")
+    return gguf
+
+
+def _add_part(gguf: GGUF, path: Path, number: int, count: int) -> None:
+    part = open_gguf_part(path)
+    if (part.integer("split.no", 0), part.integer("split.count", 1)) != (number, count):
+        raise part.error(f"not part {number + 1} of {count}")
+    if len(gguf.tensors) + len(part.tensors) > MAX_TENSORS:
+        raise part.error(f"more than {MAX_TENSORS} tensors in {count} parts")
+    for name, tensor in part.tensors.items():
+        if name in gguf.tensors:
+            raise part.error(f"tensor {shown(name)} is in another part too")
+        gguf.tensors[name] = tensor
+
+
+def part_name(path: Path, number: int) -> str:
+    """The name of another part beside a part of a split file; the name itself if it is none."""
+    named = _PART.fullmatch(path.name)
+    return path.name if named is None else f"{named[1]}-{number:05}-of-{named[3]}{named[4]}"
+
+
+def model_name(path: Path) -> str:
+    """A file's name without its ending, and without the number of a part."""
+    named = _PART.fullmatch(path.name)
+    return named[1] if named else path.stem
 
 
 class _Reader:
@@ -253,6 +318,7 @@ class _Reader:
                 raise self.error(f"metadata key {shown(key)} appears twice")
             values[key] = self.value(key)
         gguf = GGUF(self.path, self.view, values)
+        gguf.metadata = self.view[24 : self.offset]
         gguf.tensors = self.tensors(num_tensors, self.alignment(gguf))
         return gguf
 
@@ -343,7 +409,7 @@ class _Reader:
         if kind not in _ENCODINGS:
             raise self.error(
                 f"tensor {shown(name)} is stored as {_OTHER_ENCODINGS.get(kind, f'type {kind}')}, "
-                f"which is not supported ({', '.join(e.label for e in Encoding)} are)"
+                f"which is not supported ({', '.join(e.label for e in _ENCODINGS.values())} are)"
             )
         encoding = _ENCODINGS[kind]
         cols, rows = dims[0], math.prod(dims[1:])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from chairlift.models.config import ModelConfig, generation_defaults
-from chairlift.models.families import family_of_gguf, family_of_json
+from chairlift.models.config import ModelConfig
+from chairlift.models.families import Family, family_of_gguf, family_of_json
 from chairlift.models.files import exists, read_config, shown
+from chairlift.models.generation import generation_defaults
 from chairlift.models.gguf import GGUF, open_gguf
+from chairlift.models.prepared import METADATA, Prepared, open_metadata, prepared_weights, read_prepared
+from chairlift.models.prequantized import read_scheme, with_scales
 from chairlift.models.resolve import ModelFiles
 from chairlift.models.safetensors import open_safetensors_folder
 from chairlift.models.weights import Weights, weights_from_gguf, weights_from_hf
@@ -22,6 +28,8 @@ class Model:
     weights: Weights
     files: ModelFiles
     gguf: GGUF | None = None
+    prepared: Prepared | None = None
+    """What its weights are in already, if `chairlift quantize` wrote them."""
 
 
 def open_model(files: ModelFiles) -> Model:
@@ -30,26 +38,50 @@ def open_model(files: ModelFiles) -> Model:
     Raises:
         InvalidModel: the files are malformed, contradict each other, or hold a model that is not supported.
     """
-    return _open_gguf_model(files) if files.kind == "gguf" else _open_folder(files)
+    if files.kind == "gguf":
+        return _open_gguf_model(files)
+    prepared = read_prepared(files.path)
+    return _open_folder(files) if prepared is None else _open_prepared(files, prepared)
 
 
 def _open_gguf_model(files: ModelFiles) -> Model:
     gguf = open_gguf(files.path)
     family = family_of_gguf(gguf)
-    config = replace(family.read_gguf(gguf, family.name), sampling_defaults=files.sampling_defaults)
+    config = replace(family.read_gguf(gguf), sampling_defaults=files.sampling_defaults)
     weights = weights_from_gguf(family, config, gguf.tensors, shown(files.path))
     return Model(files.name, config, weights, files, gguf)
 
 
+def _open_prepared(files: ModelFiles, prepared: Prepared) -> Model:
+    if exists(files.path / METADATA):
+        gguf = open_metadata(files.path, prepared)
+        family = family_of_gguf(gguf)
+        config = replace(family.read_gguf(gguf), sampling_defaults=prepared.sampling_defaults)
+    else:
+        gguf = None
+        family, config, _ = _read_folder_config(files.path)
+    return Model(files.name, config, prepared_weights(files.path, family, config), files, gguf, prepared)
+
+
 def _open_folder(files: ModelFiles) -> Model:
-    path = files.path / "config.json"
+    family, config, values = _read_folder_config(files.path)
+    scheme = read_scheme(values, shown(files.path / "config.json"))
+    stored = open_safetensors_folder(files.path)
+    if scheme is not None:
+        stored = with_scales(stored, scheme)
+    weights = weights_from_hf(family, config, stored, shown(files.path))
+    return Model(files.name, config, weights, files)
+
+
+def _read_folder_config(folder: Path) -> tuple[Family, ModelConfig, Mapping[str, Any]]:
+    """The family and config of a folder, and its `config.json`."""
+    path = folder / "config.json"
     values = read_config(path)
     family = family_of_json(values, shown(path))
-    config = family.read_json(values, family.name, shown(path))
-    generation_path = files.path / "generation_config.json"
+    config = family.read_json(values, shown(path))
+    generation_path = folder / "generation_config.json"
     if exists(generation_path):
         generation = read_config(generation_path)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
         config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)
-    weights = weights_from_hf(family, config, open_safetensors_folder(files.path), shown(files.path))
-    return Model(files.name, config, weights, files)
+    return family, config, values

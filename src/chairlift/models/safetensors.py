@@ -22,7 +22,19 @@ MAX_TENSORS = 1 << 15
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 1024
 
-_ENCODINGS = {"F32": Encoding.F32, "F16": Encoding.F16, "BF16": Encoding.BF16}
+_ENCODINGS = {
+    encoding.label: encoding
+    for encoding in (
+        Encoding.F32,
+        Encoding.F16,
+        Encoding.BF16,
+        Encoding.F8_E4M3,
+        Encoding.I8,
+        Encoding.I32,
+        Encoding.I64,
+    )
+}
+"""Integers are what stands beside a quantised weight, or the weight itself in words; alone they are none."""
 _Size = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 

@@ -7,9 +7,14 @@ from dataclasses import replace
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
-from chairlift.models.families import Family, shape_of
+from chairlift.models.families import Family
 from chairlift.models.files import shown
-from chairlift.models.tensor import Tensor
+from chairlift.models.layout import Place, Slot, num_rows, slots_of
+from chairlift.models.tensor import Encoding, Tensor
+
+_NO_NUMBERS = (Encoding.I8, Encoding.I32, Encoding.I64)
+"""What means nothing without the scales beside it."""
+_PLAIN = (Encoding.F32, Encoding.F16, Encoding.BF16)
 
 
 class Weights:
@@ -45,14 +50,12 @@ def weights_from_gguf(family: Family, config: ModelConfig, stored: Mapping[str, 
     """
     tensors: dict[str, Tensor] = {}
     used = set(family.gguf_ignored)
-    for name, layer, weight in family.weights_of(config):
-        key = weight.gguf.format(i=layer)
-        used.add(key)
-        tensor = bound(name, key, stored, shape_of(weight, config), where)
-        if weight.gguf_rotary:
+    for slot in slots_of(family.weights, config):
+        tensor = _placed(slot, slot.weight.gguf, config, stored, used, where)
+        if slot.weight.gguf_rotary:
             rows = tensor.rows if tensor.rows > 1 else tensor.cols
             tensor = replace(tensor, interleaved_heads=rows // config.head_size)
-        tensors[name] = tensor
+        tensors[slot.name] = tensor
     refuse_unexpected((key for key in stored if key not in used), where)
     return Weights(tensors)
 
@@ -65,14 +68,69 @@ def weights_from_hf(family: Family, config: ModelConfig, stored: Mapping[str, Te
     """
     tensors: dict[str, Tensor] = {}
     used: set[str] = set()
-    for name, layer, weight in family.weights_of(config):
-        key = weight.hf.format(i=layer)
-        used.add(key)
-        tensors[name] = bound(name, key, stored, shape_of(weight, config), where)
+    if family.hf_wrappers:
+        stored = _text_part(stored)
+    if family.hf_prefix:
+        stored = {key.removeprefix(family.hf_prefix): tensor for key, tensor in stored.items()}
+    for slot in slots_of(family.weights, config):
+        tensors[slot.name] = _placed(slot, slot.weight.hf, config, stored, used, where)
     if config.tie_embeddings:
-        used.update(weight.hf for weight in family.weights if weight.when == "own_head")
-    refuse_unexpected((key for key in stored if key not in used and not key.endswith(family.hf_ignored)), where)
+        used.update(weight.hf.name for weight in family.weights if weight.name == "head")
+    unexpected = (key for key in stored if key not in used and not key.endswith(family.hf_ignored))
+    refuse_unexpected((key for key in unexpected if not _adds_nothing(key, stored[key])), where)
     return Weights(tensors)
+
+
+_PICTURE_PARTS = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_TEXT_PARTS = {"language_model.": "", "model.language_model.": "model."}
+
+
+def _text_part(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of the text part of a model for texts and pictures, by the names that they have in one for texts."""
+    text = {}
+    for key, tensor in stored.items():
+        if not key.startswith(_PICTURE_PARTS):
+            prefix = next((prefix for prefix in _TEXT_PARTS if key.startswith(prefix)), "")
+            text[_TEXT_PARTS.get(prefix, "") + key.removeprefix(prefix)] = tensor
+    return text
+
+
+def _placed(
+    slot: Slot, place: Place, config: ModelConfig, stored: Mapping[str, Tensor], used: set[str], where: str
+) -> Tensor:
+    """The weight of a slot: a tensor, or a part of one that holds several; `used` learns the tensor's name.
+
+    Raises:
+        InvalidModel: the tensor is missing, or of another shape than the config says.
+    """
+    key = place.name.format(i=slot.layer, n=slot.copy)
+    used.add(key)
+    rows, cols = (num_rows(dim, config) for dim in slot.weight.shape)
+    if slot.weight.copies != "one" and "{n}" not in place.name:
+        count = slot.weight.num_copies(config)
+        return bound(slot.name, key, stored, (count * rows, cols), where).rows_between(slot.copy * rows, rows)
+    if not place.parts:
+        read = _transposed if place.transposed and slot.weight.shape[0] != "one" else bound
+        return read(slot.name, key, stored, (rows, cols), where)
+    sizes = [num_rows(dim, config) for dim in place.parts]
+    first = sum(sizes[: place.part])
+    if slot.weight.shape[0] == "one":
+        return bound(slot.name, key, stored, (1, sum(sizes)), where).numbers_between(first, sizes[place.part])
+    if place.transposed:
+        return _transposed(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
+    return bound(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
+
+
+def _transposed(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
+    """A weight that lies transposed.
+
+    Raises:
+        InvalidModel: it is missing, of another shape, or not plain floating point.
+    """
+    tensor = bound(name, key, stored, shape[::-1], where)
+    if tensor.encoding not in _PLAIN or tensor.scaling is not None:
+        raise InvalidModel(f"{where}: tensor {key} lies transposed as {tensor.encoding.label}, which is not supported")
+    return tensor.transposed()
 
 
 def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
@@ -86,9 +144,15 @@ def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, i
         raise InvalidModel(f"{where}: tensor {key} is missing")
     if tensor.shape != shape:
         raise InvalidModel(f"{where}: tensor {key} has shape {tensor.shape}, the config asks for {shape}")
-    if shape[0] == 1 and tensor.encoding.unit > 1:
-        raise InvalidModel(f"{where}: vector {key} is stored as {tensor.encoding.label}, which is not supported")
+    if (shape[0] == 1 and tensor.encoding.unit > 1) or (tensor.scaling is None and tensor.encoding in _NO_NUMBERS):
+        what = "vector" if shape[0] == 1 else "tensor"
+        raise InvalidModel(f"{where}: {what} {key} is stored as {tensor.encoding.label}, which is not supported")
     return replace(tensor, name=name)
+
+
+def _adds_nothing(key: str, tensor: Tensor) -> bool:
+    """A bias of zeros, which some quantisers write beside every weight."""
+    return key.endswith(".bias") and tensor.rows == 1 and not any(tensor.raw)
 
 
 def refuse_unexpected(keys: Iterable[str], where: str) -> None:

@@ -207,6 +207,7 @@ class Generation:
                 fitted.asked.params,
                 skip_special_tokens=show.skip_special_tokens,
                 shown=shown_texts(fitted.asked, text),
+                continues=show.continues,
             )
             answer.submit(asked, self._requests(exchange, admitted, fitted), admitted.tickets, open_text)
             if show.stream:

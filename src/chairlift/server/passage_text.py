@@ -30,7 +30,7 @@ class PassageText:
         raise InvalidRequest("this model generates no text", "model")
 
     def streams(
-        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = ()
+        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = (), continues: bool = True
     ) -> Callable[[], TokenText]:
         return Silence
 

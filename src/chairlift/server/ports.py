@@ -81,10 +81,11 @@ class ServedText(TokenNames, PromptTokens, Protocol):
     @property
     def manners(self) -> ChatManners: ...
     def streams(
-        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = ()
+        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = (), continues: bool = True
     ) -> Callable[[], TokenText]:
         """Gives a fresh text for each answer of one request, from its first token on.
 
-        Special tokens that are spelled like one in `shown` are in it, whatever `skip_special_tokens` says.
+        Special tokens that are spelled like one in `shown` are in it, whatever `skip_special_tokens` says. An answer
+        that `continues` a text begins with the space of its first word, if that has one; others are texts of their own.
         """
         ...

@@ -77,7 +77,7 @@ class _ServedText:
         )
 
     def streams(
-        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = ()
+        self, params: SamplingParams, *, skip_special_tokens: bool, shown: Sequence[str] = (), continues: bool = True
     ) -> Callable[[], TokenText]:
         stops = StopAutomaton(params.stop)
         tokenizer: BytesByToken = self._tokenizer
@@ -92,6 +92,7 @@ class _ServedText:
             params.include_stop_str_in_output,
             skip_special_tokens,
             params.min_tokens,
+            strips_space=self._tokenizer.strips_space and not continues,
         )
 
 

@@ -74,6 +74,8 @@ class Presentation:
     num_kept: int | None = None
     """Of a prompt's answers only so many are shown, the likeliest."""
     include_reasoning: bool = True
+    continues: bool = True
+    """The answer goes on with the text before it, as in all but a chat's new messages."""
     stream_interval: int = 1
     """Tokens per event, from the second event on."""
     service_tier: str | None = None
@@ -183,7 +185,12 @@ def asked_chat(body: ChatBody, defaults: Defaults, manners: ChatManners = PLAIN)
         prompt_logprobs=body.prompt_logprobs,
         form=_chat_form(body, tools),
     )
-    show = _presentation(body, chat=True, include_reasoning=body.include_reasoning is not False)
+    show = _presentation(
+        body,
+        chat=True,
+        include_reasoning=body.include_reasoning is not False,
+        continues=bool(body.continue_final_message),
+    )
     return _validated(
         body,
         [chat_prompt(body, tools, manners)],
@@ -228,6 +235,7 @@ def _presentation(
     discard_output: bool = False,
     num_kept: int | None = None,
     include_reasoning: bool = True,
+    continues: bool = True,
 ) -> Presentation:
     stream = bool(body.stream)
     if stream and body.prompt_logprobs is not None:
@@ -252,6 +260,7 @@ def _presentation(
         explain=bool(body.explain),
         num_kept=num_kept,
         include_reasoning=include_reasoning,
+        continues=continues,
         stream_interval=given(body.stream_interval, 1),
         service_tier=_service_tier(body),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -63,6 +64,7 @@ class ChatTemplate:
         """Names that the templates read: what a request may set, besides what every template gets."""
         self._guards: WeakKeyDictionary[Tokenizer, SpecialGuard] = WeakKeyDictionary()
         self._try()
+        self._writes_text_arguments = self._wants_text_arguments()
 
     def render(
         self,
@@ -79,7 +81,7 @@ class ChatTemplate:
         Raises:
             InvalidRequest: the messages are malformed, or the template refuses them.
         """
-        return self._render(conversation_of(messages, tools, kwargs), add_generation_prompt)
+        return self._render(self._conversation(messages, tools, kwargs), add_generation_prompt)
 
     def render_tokens(
         self,
@@ -102,7 +104,7 @@ class ChatTemplate:
         guard = self._guards.get(tokenizer)
         if guard is None:
             guard = self._guards[tokenizer] = SpecialGuard(tokenizer.scanner)
-        conversation = conversation_of(messages, tools, kwargs)
+        conversation = self._conversation(messages, tools, kwargs)
         mark = _mark_end(conversation) if continue_final_message else None
         generates = add_generation_prompt and mark is None
         text, spans = guard.render(
@@ -111,6 +113,42 @@ class ChatTemplate:
         if mark is not None:
             text, spans = _up_to(mark, text, spans)
         return tokenizer.encode_spans(text, spans)
+
+    def _conversation(self, messages: Messages, tools: Tools | None, kwargs: Mapping[str, Any] | None) -> Conversation:
+        conversation = conversation_of(messages, tools, kwargs)
+        if self._writes_text_arguments:
+            for message in conversation.messages:
+                for call in message.get("tool_calls", ()):
+                    function = call["function"]
+                    function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        return conversation
+
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template joins the arguments of calls to other text, as the JSON that the model wrote.
+
+        Most templates write them as JSON themselves; some fail then, or write an object as Python shows it.
+        """
+        if "tool_calls" not in self.tool_source:
+            return False
+
+        def written(arguments: object) -> str:
+            call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": arguments}}
+            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+            template = self._templates.get(TOOL_TEMPLATE, self._templates[DEFAULT_TEMPLATE])
+            variables = {
+                "documents": None,
+                **self._special_texts,
+                "messages": turns,
+                "tools": None,
+                "add_generation_prompt": False,
+            }
+            try:
+                return self._environment.rendered(template, variables, Meter(self._bounds))
+            except Exception:  # a template can fail in as many ways as a program
+                return ""
+
+        as_object, as_text = written({"needle": "x"}), written('{"needle": "x"}')
+        return '"needle"' in as_text and (not as_object or "'needle'" in as_object)
 
     def _render(
         self, conversation: Conversation, add_generation_prompt: bool, originals: Mapping[int, int] | None = None

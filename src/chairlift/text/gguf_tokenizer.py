@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 from tokenizers import AddedToken as BackendToken
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from chairlift.models import GGUF
 from chairlift.models.files import shown
+from chairlift.text.charsmap import charsmap_fault
 from chairlift.text.pieces import Decoding
 from chairlift.text.pretokenizers import recipe_named
+from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
 from chairlift.text.tokenizer import Tokenizer, built
 
 MAX_TOKENS = 1 << 20
 MAX_PIECE_CHARS = 1 << 10
 """Longest spelling of a token; finding the merges of a token takes time with the square of its length."""
-SPACE = "\u2581"
 
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
 """Spellings of tokens that end an answer. Files made from a base model name only the end of the text, and an answer
 would run on past the end of its turn."""
-
-
-class TokenType(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
@@ -42,39 +33,52 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         InvalidModel: a key is missing or malformed, or the file names a kind of tokenizer that is not known.
     """
     kind = gguf.text("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported (gpt2 and llama are)")
+    build = _BUILDERS.get(kind)
+    if build is None:
+        raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported ({', '.join(_BUILDERS)} are)")
     pieces, types = _pieces(gguf)
     vocab = {piece: token for token, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
+    swallows = _swallows_space_after(gguf)
     added = [
-        AddedToken(token, pieces[token], special=kind != TokenType.USER_DEFINED)
+        AddedToken(
+            token,
+            pieces[token],
+            special=kind != TokenType.USER_DEFINED,
+            rstrip=swallows and kind == TokenType.CONTROL and pieces[token] not in ("<s>", "<|endoftext|>"),
+        )
         for token, kind in enumerate(types)
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
-    backend, decoding, adds_bos = (_byte_level if kind == "gpt2" else _sentencepiece)(gguf, vocab, types)
-    backend.add_tokens([BackendToken(token.text, special=token.special, normalized=False) for token in added])
+    backend, decoding, adds_bos = build(gguf, vocab, types)
+    # A space prefix would be put before the spelling too; without one, spaces are looked for as pieces spell them.
+    normalizes = decoding.kind == "text" and not decoding.strips_space
+    backend.add_tokens(
+        [
+            BackendToken(token.text, special=token.special, normalized=normalizes and not token.special)
+            for token in added
+        ]
+    )
     backend.encode_special_tokens = True
     if any(backend.token_to_id(token.text) != token.id for token in added):
         raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
-    bos = _token_id(gguf, "bos", len(pieces))
-    eos = _token_id(gguf, "eos", len(pieces))
-    ends = dict.fromkeys(
-        token
-        for token in (eos, _token_id(gguf, "eot", len(pieces)), _token_id(gguf, "eom", len(pieces)))
-        if token is not None
+    words = decoding.kind == "words"
+    begins_with_class = words and not gguf.has("tokenizer.ggml.bos_token_id")
+    bos = _token_id(gguf, "cls" if begins_with_class else "bos", len(pieces))
+    eos = _token_id(gguf, "seperator" if words else "eos", len(pieces))  # spelled so in the format
+    adds_end = gguf.flag(
+        "tokenizer.ggml.add_sep_token" if words else "tokenizer.ggml.add_eos_token", words or kind == "t5"
     )
-    ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
     return Tokenizer(
         backend,
         backend,
         added,
         decoding,
         prefix=[bos] if bos is not None and gguf.flag("tokenizer.ggml.add_bos_token", adds_bos) else [],
-        suffix=[eos] if eos is not None and gguf.flag("tokenizer.ggml.add_eos_token", False) else [],
+        suffix=[eos] if eos is not None and adds_end else [],
         bos_token_id=bos,
-        eos_token_ids=tuple(ends),
+        eos_token_ids=_ends(gguf, added, eos, len(pieces)),
         unk_token_id=_token_id(gguf, "unknown", len(pieces)),
     )
 
@@ -109,56 +113,70 @@ def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
     backend = _backend(
         gguf, lambda: models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=recipe.ignore_merges)
     )
-    normalizer = recipe.normalizer()
-    if normalizer is not None:
-        backend.normalizer = normalizer
+    if gguf.flag("tokenizer.ggml.normalizer.nfc", recipe.nfc):
+        backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = recipe.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend, Decoding("byte_level"), recipe.adds_bos
 
 
 def _sentencepiece(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+    unigram = gguf.text("tokenizer.ggml.model") == "t5"
     scores = gguf.numbers("tokenizer.ggml.scores").tolist()
     if len(scores) != len(vocab):
         raise gguf.error("tokenizer.ggml.scores and tokenizer.ggml.tokens differ in length")
-    whole = [piece for piece, token in vocab.items() if types[token] == TokenType.NORMAL]
-    merges = merges_by_score({piece: float(scores[vocab[piece]]) for piece in whole})
-    unknown = _token_id(gguf, "unknown", len(vocab))
-    spellings = {token: piece for piece, token in vocab.items()}
-    byte_fallback = all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-    backend = _backend(
-        gguf,
-        lambda: models.BPE(
-            vocab=vocab,
-            merges=merges,
-            unk_token=spellings[unknown] if unknown is not None else None,
-            fuse_unk=True,
-            byte_fallback=byte_fallback,
-        ),
+    charsmap = _charsmap(gguf)
+    pieces = SentencePiece(
+        "unigram" if unigram else "bpe",
+        list(vocab),
+        scores,
+        types,
+        _token_id(gguf, "unknown", len(vocab)),
+        adds_space=gguf.flag("tokenizer.ggml.add_space_prefix", not unigram),
+        removes_spaces=gguf.flag("tokenizer.ggml.remove_extra_whitespaces", False),
+        charsmap=charsmap,
     )
-    replace = normalizers.Replace(" ", SPACE)
-    space = gguf.flag("tokenizer.ggml.add_space_prefix", True)
-    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), replace]) if space else replace
-    decoding = Decoding("text", ((SPACE, " "),), byte_fallback, strips_space=space)
-    return backend, decoding, True
+    backend = built(pieces.backend, shown(gguf.path))
+    return backend, pieces.decoding(), not unigram
 
 
-def merges_by_score(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """The pairs whose joining gives a piece, best score first.
+def _word_pieces(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+    """BERT's vocabulary. The format marks what begins a word, BERT itself what does not."""
+    spellings = {}
+    for piece, token in vocab.items():
+        is_text = types[token] == TokenType.NORMAL and not (piece.startswith("[") and piece.endswith("]"))
+        spelled = piece.removeprefix(SPACE) if piece.startswith(SPACE) else f"##{piece}"
+        spellings[spelled if is_text else piece] = token
+    if len(spellings) != len(vocab):
+        raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
+    lowercase = gguf.flag("tokenizer.ggml.normalizer.lowercase", True)
+    strips_accents = gguf.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
+    unknown = _token_id(gguf, "unknown", len(vocab))
+    name = next((piece for piece, token in vocab.items() if token == unknown), "[UNK]")
+    if name not in spellings:
+        raise gguf.error("tokenizer.ggml.tokens lacks a token for unknown words")
 
-    SentencePiece joins, again and again, the two neighbours that form the piece of the highest score; ranking all
-    pairs by the score of what they form does the same with a table of merges. Of pairs that form the same piece, the
-    one with the longer left part comes first: that is the order in which a run of equal characters is eaten up.
+    def build() -> tokenizers.Tokenizer:
+        backend = tokenizers.Tokenizer(models.WordPiece(spellings, unk_token=name, max_input_chars_per_word=100))
+        backend.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strips_accents)
+        backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        return backend
 
-    Source: Kudo and Richardson 2018, arXiv:1808.06226; its BPE model.
-    """
-    ranked = sorted((piece for piece in scores if len(piece) > 1), key=lambda piece: -scores[piece])
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in ranked
-        for cut in range(len(piece) - 1, 0, -1)
-        if piece[:cut] in scores and piece[cut:] in scores
-    ]
+    return built(build, shown(gguf.path)), Decoding("words", strips_space=True), True
+
+
+_BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece, "bert": _word_pieces}
+
+
+def _charsmap(gguf: GGUF) -> bytes:
+    key = "tokenizer.ggml.precompiled_charsmap"
+    if not gguf.has(key):
+        return b""
+    numbers = gguf.numbers(key)
+    fault = charsmap_fault(numbers.tobytes()) if numbers.itemsize == 1 else "it is no array of bytes"
+    if fault is not None:
+        raise gguf.error(f"{key} is malformed: {fault}")
+    return numbers.tobytes()
 
 
 def _backend(gguf: GGUF, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:
@@ -174,6 +192,26 @@ def _token_id(gguf: GGUF, name: str, num_tokens: int) -> int | None:
     if not 0 <= token < num_tokens:
         raise gguf.error(f"{key} is {token}, outside the vocabulary of {num_tokens} tokens")
     return token
+
+
+def _swallows_space_after(gguf: GGUF) -> bool:
+    """Whether special tokens swallow the white space after them. The format has no field for it.
+
+    The SentencePiece vocabularies of Phi-3 and 3.5 do; those of later Phi models are byte-level.
+    """
+    return gguf.text("general.architecture", "") == "phi3" and gguf.text("tokenizer.ggml.model") == "llama"
+
+
+def _ends(gguf: GGUF, added: Sequence[AddedToken], eos: int | None, num_tokens: int) -> tuple[int, ...]:
+    """What ends a sequence: the tokens that the file names, and those that end a turn."""
+    named = (eos, _token_id(gguf, "eot", num_tokens), _token_id(gguf, "eom", num_tokens))
+    ends = dict.fromkeys(token for token in named if token is not None)
+    ends.update(dict.fromkeys(_ends_of_turn(gguf, added)))
+    harmony = {token.text: token.id for token in added if token.text in ("<|return|>", "<|call|>", "<|end|>")}
+    if len(harmony) == 3:  # GPT-OSS: a turn has several messages, each with an end of its own
+        ends.pop(harmony.pop("<|end|>"), None)
+        ends.update(dict.fromkeys(harmony.values()))
+    return tuple(ends)
 
 
 def _ends_of_turn(gguf: GGUF, added: Iterable[AddedToken]) -> list[int]:

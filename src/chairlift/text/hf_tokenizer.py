@@ -33,8 +33,15 @@ class _Added(msgspec.Struct):
     normalized: bool = False
 
 
+class _Model(msgspec.Struct):
+    """Some kinds name the token for what no piece holds, one gives its id."""
+
+    unk_token: str | None = None
+    unk_id: int | None = None
+
+
 class _File(msgspec.Struct):
-    model: msgspec.Raw
+    model: _Model
     added_tokens: list[_Added] = []
     pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
@@ -67,7 +74,7 @@ def hf_tokenizer(path: Path, config: Mapping[str, Any], eos_token_ids: tuple[int
     if str(config.get("tokenizer_class", "")).startswith(_ADDS_BOS_CLASSES):
         prefix = _overruled(prefix, bos, config.get("add_bos_token"))
         suffix = _overruled(suffix, eos, config.get("add_eos_token"))
-    unknown = getattr(first.model, "unk_token", None)
+    unknown = file.model.unk_token
     return Tokenizer(
         first,
         _for_later_text(first, file, data, where),
@@ -77,7 +84,7 @@ def hf_tokenizer(path: Path, config: Mapping[str, Any], eos_token_ids: tuple[int
         suffix=suffix,
         bos_token_id=bos,
         eos_token_ids=tuple(dict.fromkeys((*eos_token_ids, *(() if eos is None else (eos,))))),
-        unk_token_id=first.token_to_id(unknown) if isinstance(unknown, str) else None,
+        unk_token_id=file.model.unk_id if unknown is None else first.token_to_id(unknown),
     )
 
 

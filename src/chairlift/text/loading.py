@@ -9,15 +9,19 @@ from typing import Any
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
-from chairlift.models.config import generation_defaults
 from chairlift.models.files import read_bytes, shown
+from chairlift.models.generation import generation_defaults, gguf_sampling
+from chairlift.models.prepared import METADATA, open_metadata, read_prepared
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
-from chairlift.text.hf_tokenizer import hf_tokenizer, special_texts
+from chairlift.text.hf_tokenizer import SPECIAL_NAMES, hf_tokenizer, special_texts
+from chairlift.text.sentencepiece_model import HINT, sentencepiece_tokenizer
 from chairlift.text.tokenizer import Tokenizer
 
 MAX_CONFIG_BYTES = 16 << 20
 """A tokenizer_config.json lists every added token once more, at some 200 bytes each."""
+
+MAX_TEMPLATES = 16
 
 _GGUF_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -65,6 +69,10 @@ def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> T
         InvalidModel: a file is missing, malformed, or of a kind that is not supported.
     """
     files = source.files if isinstance(source, Model) else source
+    prepared = read_prepared(files.path) if files.kind == "folder" else None
+    if prepared is not None and (files.path / METADATA).exists():
+        gguf = source.gguf if isinstance(source, Model) else None
+        return _from_gguf(gguf or open_metadata(files.path, prepared), prepared.sampling_defaults, chat_template)
     if files.kind == "folder":
         return _from_folder(files.path, chat_template)
     gguf = source.gguf if isinstance(source, Model) else None
@@ -80,7 +88,7 @@ def _from_gguf(gguf: GGUF, sampling: Mapping[str, float | int], override: str | 
             texts[name] = tokenizer.special_text(token) or tokenizer.token_text(token)
     sources = {DEFAULT_TEMPLATE: override} if override is not None else _gguf_templates(gguf)
     template = ChatTemplate(sources, texts) if sources else None
-    return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
+    return Text(tokenizer, template, tokenizer.eos_token_ids, {**gguf_sampling(gguf), **sampling})
 
 
 def _gguf_templates(gguf: GGUF) -> dict[str, str]:
@@ -95,29 +103,41 @@ def _gguf_templates(gguf: GGUF) -> dict[str, str]:
 
 
 def _from_folder(folder: Path, override: str | None) -> Text:
-    config = _optional_json(folder / "tokenizer_config.json")
+    named = _optional_json(folder / "special_tokens_map.json")  # older folders name special tokens here only
+    config = {name: named[name] for name in SPECIAL_NAMES if name in named}
+    config |= _optional_json(folder / "tokenizer_config.json")
     if config.get("auto_map") is not None:
         raise InvalidModel(f"{shown(folder)}: the tokenizer needs code of its own, which is never run")
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        raise InvalidModel(f"{shown(folder)}: no tokenizer.json (other forms of a tokenizer are not supported)")
-    generation_path = folder / "generation_config.json"
+    where, generation_path = shown(folder), folder / "generation_config.json"
     ends, sampling = generation_defaults(_optional_json(generation_path), shown(generation_path))
-    tokenizer = hf_tokenizer(path, config, ends)
+    if not generation_path.exists():
+        ends, _ = generation_defaults(
+            {"eos_token_id": _optional_json(folder / "config.json").get("eos_token_id")}, where
+        )
+    if (path := folder / "tokenizer.json").exists():
+        tokenizer = hf_tokenizer(path, config, ends)
+    elif (path := folder / "tokenizer.model").exists():
+        tokenizer = sentencepiece_tokenizer(path, config, ends)
+    else:
+        raise InvalidModel(f"{where}: no tokenizer.json and no tokenizer.model; {HINT}")
     sources = {DEFAULT_TEMPLATE: override} if override is not None else _folder_templates(folder, config)
     template = ChatTemplate(sources, special_texts(config)) if sources else None
     return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
 
 
 def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates by name: of `chat_template.jinja` if there is one, else of `tokenizer_config.json`."""
+    """The chat templates by name.
+
+    They lie in `chat_template.jinja` and, for particular uses, in files beside it; else in `tokenizer_config.json`;
+    else, with models that also see, in `chat_template.json`.
+    """
     path = folder / "chat_template.jinja"
     if path.exists():
-        try:
-            return {DEFAULT_TEMPLATE: read_bytes(path, 4 * MAX_TEMPLATE_CHARS).decode()}
-        except UnicodeDecodeError as error:
-            raise InvalidModel(f"{shown(path)}: not UTF-8") from error
+        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:MAX_TEMPLATES]
+        return {DEFAULT_TEMPLATE: _read_template(path)} | {other.stem: _read_template(other) for other in others}
     value = config.get("chat_template")
+    if value is None:
+        value = _optional_json(folder / "chat_template.json").get("chat_template")
     if value is None:
         return {}
     if isinstance(value, str):
@@ -129,6 +149,13 @@ def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]
             raise InvalidModel(f"{shown(folder)}: tokenizer_config.json: chat_template must be a string or named ones")
         templates[name] = source
     return templates
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return read_bytes(path, 4 * MAX_TEMPLATE_CHARS).decode()
+    except UnicodeDecodeError as error:
+        raise InvalidModel(f"{shown(path)}: not UTF-8") from error
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

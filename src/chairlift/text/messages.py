@@ -98,6 +98,11 @@ def _message(message: Any, where: str, size: _Size) -> dict[str, Any]:
             if not isinstance(value, str):
                 raise InvalidRequest(f"{where}.{name} must be a string", f"{where}.{name}")
             checked[name] = size.add(value, f"{where}.{name}")
+    thought = checked.get("reasoning_content", checked.get("reasoning"))
+    if thought is not None and role == "assistant":
+        checked["reasoning_content"] = thought
+        if not (calls and checked["content"]):  # templates that read this one refuse both beside a call
+            checked["thinking"] = thought
     if calls is not None and role == "assistant":
         if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
             raise InvalidRequest(f"{where}.tool_calls must be a list", f"{where}.tool_calls")

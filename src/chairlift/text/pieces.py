@@ -14,12 +14,13 @@ _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 class Decoding:
     """How a vocabulary spells bytes.
 
-    `byte_level`: each character stands for one byte. `text`: UTF-8, with `replacements` (usually of U+2581 by a space)
+    `byte_level`: each character stands for one byte. `words`: pieces begin a word, which a space is put before, unless
+    they begin with `##`. `text`: UTF-8, with `replacements` (usually of U+2581 by a space)
     and, with `byte_fallback`, tokens `<0x00>` .. `<0xFF>` for single bytes. `strips_space`: a text, as opposed to the
     continuation of one, was given a leading space when it was encoded, which decoding takes away again.
     """
 
-    kind: Literal["byte_level", "text"]
+    kind: Literal["byte_level", "words", "text"]
     replacements: tuple[tuple[str, str], ...] = ()
     byte_fallback: bool = False
     strips_space: bool = False
@@ -31,11 +32,17 @@ class Decoding:
                 return piece.translate(_BYTES).encode("latin-1")
             except UnicodeEncodeError:  # spelled with a character that stands for no byte
                 return piece.encode()
+        if self.kind == "words":
+            return (piece[2:] if piece.startswith("##") else " " + piece).encode()
         if self.byte_fallback and (byte := byte_of(piece)) is not None:
             return bytes((byte,))
+        return self.replaced(piece).encode()
+
+    def replaced(self, spelling: str) -> str:
+        """A spelling with the characters that stand for others replaced by those."""
         for old, new in self.replacements:
-            piece = piece.replace(old, new)
-        return piece.encode()
+            spelling = spelling.replace(old, new)
+        return spelling
 
 
 def byte_of(piece: str) -> int | None:

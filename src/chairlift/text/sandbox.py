@@ -43,6 +43,7 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
         "rsplit", "rstrip", "split", "splitlines", "startswith", "strip", "swapcase", "title", "upper",
     })),
     (dict, frozenset({"copy", "get", "items", "keys", "values"})),
+    (list, frozenset({"count", "index"})),
     (LoopContext, frozenset({
         "cycle", "depth", "depth0", "first", "index", "index0", "last", "length", "nextitem", "previtem", "revindex",
         "revindex0",
@@ -69,7 +70,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             extensions=[LoopControlExtension, GenerationExtension],
         )
         self.bounds = bounds
-        self.filters = dict(template_filters())
+        self.filters = {**template_filters(), "format": _format}
         self.tests = dict(template_tests())
         self.globals = template_globals(now)
         self.concat = self._concat  # type: ignore[method-assign]
@@ -108,7 +109,9 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         meter = meter_of(__context)
         meter.spend()
         owner = getattr(__obj, "__self__", None)
-        if isinstance(owner, str | dict):
+        if isinstance(owner, list):
+            meter.weigh(owner)
+        if isinstance(owner, str | dict | list):
             kwargs.pop("_loop_vars", None)  # the compiler's own, for functions that take the context
             kwargs.pop("_block_vars", None)
             for argument in (*args, *kwargs.values()):
@@ -230,6 +233,14 @@ def _through(filter_name: str, value: nodes.Expr) -> nodes.Expr:
 def _finalized(context: Context, value: Any) -> Any:
     """What is written for a value."""
     return value if isinstance(value, str) else written(meter_of(context), value)
+
+
+@pass_context
+def _format(context: Context, form: str, *args: Any, **kwargs: Any) -> str:
+    """The old way of formatting: `%` with the values."""
+    values: Any = kwargs or args
+    _check_format(meter_of(context), form, form.count("%"), values)
+    return str(form % values)
 
 
 def _check_format(meter: Meter, form: str, num_fields: int, values: tuple[Any, ...] | dict[Any, Any]) -> None:

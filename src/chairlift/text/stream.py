@@ -22,8 +22,9 @@ class TextStream:
     """The text of one sequence, a piece per push, cut before the first stop string.
 
     All pieces together are `tokenizer.decode(tokens, continuation=True)` up to the stop string, however the tokens are
-    divided among pushes. A piece never ends within a character, nor with text that may still turn out to begin a stop
-    string; nothing else is held back. Works on bytes: a push costs what its tokens cost, not what came before.
+    divided among pushes; with `strips_space`, for a text of its own, less the space that it begins with. A piece never
+    ends within a character, nor with text that may still turn out to begin a stop string; nothing else is held back.
+    Works on bytes: a push costs what its tokens cost, not what came before.
 
         bytes    |---- given out ----|-- may begin a stop string --|      or an incomplete character, never both
 
@@ -32,7 +33,7 @@ class TextStream:
     """
 
     __slots__ = ("_automaton", "_bytes", "_held", "_include_stop", "_min_tokens", "_num_tokens", "_partial", "_state",
-                 "stopped")  # fmt: skip
+                 "_strips_space", "stopped")  # fmt: skip
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class TextStream:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        strips_space: bool = False,
     ) -> None:
         self._bytes = tokenizer.bytes_of(skip_special_tokens)
         automaton = stop if isinstance(stop, StopAutomaton) else StopAutomaton(stop)
         self._automaton = automaton if automaton.firsts else None
         self._include_stop = include_stop
         self._min_tokens = min_tokens
+        self._strips_space = strips_space
         self._num_tokens = 0
         self._state = 0
         self._held = b""
@@ -101,4 +104,7 @@ class TextStream:
             # Python waits for the third byte of a surrogate, though UTF-8 has none: these two are errors already.
             text += self._partial.decode("utf-8", "replace")
             self._partial = b""
+        if self._strips_space and text:
+            self._strips_space = False
+            return text.removeprefix(" ")
         return text

@@ -56,11 +56,12 @@ def template_filters() -> dict[str, Function]:
         "last": last,
         "round": rounded,
         "dictsort": dictsort,
+        "sum": summed,
         COMPARED: compared,
         CONCATENATED: concatenated,
         SLICED: sliced,
     }
-    for name in ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "upper"):
+    for name in ("capitalize", "e", "escape", "lower", "safe", "string", "title", "trim", "upper", "wordcount"):
         filters[name] = _on_text(FILTERS[name])
     for name in ("abs", "count", "d", "default", "float", "int", "items", "length", "reverse"):
         filters[name] = _on_value(FILTERS[name])
@@ -196,6 +197,17 @@ def dictsort(
         return part
 
     return sorted(value.items(), key=rank, reverse=reverse)
+
+
+@pass_context
+def summed(context: Context, value: Iterable[Any], attribute: str | int | None = None, start: float = 0) -> float:
+    """The sum of numbers: of lists it could grow without bounds."""
+    items = as_list(context, value)
+    if attribute is not None:
+        items = [context.environment.getitem(item, attribute) for item in items]
+    if not all(isinstance(item, int | float) for item in (start, *items)):
+        raise TypeError("only numbers have a sum")
+    return sum(items, start)
 
 
 @pass_context

@@ -125,6 +125,11 @@ class Tokenizer:
         text = b"".join(map(table.__getitem__, tokens)).decode("utf-8", "replace")
         return text[1:] if self._decoding.strips_space and not continuation and text.startswith(" ") else text
 
+    @property
+    def strips_space(self) -> bool:
+        """Whether a text of its own begins with a space that decoding takes away: see `decode`."""
+        return self._decoding.strips_space
+
     def bytes_of(self, skip_special_tokens: bool) -> TokenBytes:
         """The bytes of every token by id, with or without those of special tokens."""
         return self._text_bytes if skip_special_tokens else self._all_bytes
@@ -166,7 +171,7 @@ class Tokenizer:
     def _make_bytes(self, token: int) -> bytes:
         added = self._added.get(token)
         if added is not None:
-            return added.text.encode()
+            return (added.text if added.special else self._decoding.replaced(added.text)).encode()
         piece = self._first.id_to_token(token)
         return b"" if piece is None else self._decoding.bytes_of(piece)
 

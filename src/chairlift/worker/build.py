@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.policy import Policy
 from chairlift.core.scheduler import Scheduler
 from chairlift.core.types import CacheShape, Limits, Request
+from chairlift.executors.loading import Report
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
+from chairlift.executors.openvino.choice import choose_weights
 from chairlift.grammars.checker import Checker
 from chairlift.grammars.compiling import Vocabulary
 from chairlift.grammars.store import Grammars
@@ -21,6 +24,7 @@ from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Constraint, ConstraintFactory, Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
+from chairlift.worker.loading import LoadingBar
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.reporting import Reporting
 
@@ -47,13 +51,19 @@ class Built:
             self.journal.close()
 
     def text_stream(self, request: Request) -> TextStream:
-        """The text of one answer to `request`, from its first token on."""
+        """The text of one answer to `request`, from its first token on.
+
+        After a special token, as at the end of most chat prompts, begins a text of its own.
+        """
         params = request.params
+        tokenizer = self.text.tokenizer
+        starts_anew = not request.prompt or request.prompt[-1] in tokenizer.special_token_ids
         return TextStream(
-            self.text.tokenizer,
+            tokenizer,
             params.stop,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
+            strips_space=starts_anew and tokenizer.strips_space,
         )
 
 
@@ -80,15 +90,15 @@ class LoadedModel:
         return Engine(scheduler, Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
-def build(options: EngineOptions) -> Built:
-    """Load a model and put an engine around it.
+def build(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> Built:
+    """Load a model and put an engine around it. `show` is given its name and shows how far it is loaded.
 
     Raises:
         InvalidModel: there is no such model, or its files cannot be used.
         InvalidOption: options that do not go with this model or machine.
     """
     journal = None if options.journal is None else open_journal(Path(options.journal), options.journal_options())
-    loaded = load(options)
+    loaded = load(options, show)
     engine = loaded.engine(options.policy(), recorder=journal)
     if journal is not None:
         journal.start(engine.scheduler)
@@ -96,7 +106,7 @@ def build(options: EngineOptions) -> Built:
     return Built(engine, loaded.model, loaded.text, loaded.limits, shape, journal, loaded.grammars)
 
 
-def load(options: EngineOptions) -> LoadedModel:
+def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> LoadedModel:
     """Load a model. The tokenizer is read, and made ready for grammars, while the device compiles.
 
     Raises:
@@ -111,19 +121,26 @@ def load(options: EngineOptions) -> LoadedModel:
             f"max_num_batched_tokens is {options.max_num_batched_tokens}, but a step has at most {most} tokens: "
             f"{options.max_num_seqs} sequences of {max_model_len}"
         )
+    weights = choose_weights(model, options.dtype)
+    if weights.reason:
+        print(f"chairlift worker: weights of {model.name} in {weights.reason}", file=sys.stderr, flush=True)
     executor_options = ExecutorOptions(
         max_num_seqs=options.max_num_seqs,
         max_model_len=max_model_len,
-        dtype=options.dtype,
+        dtype=weights.dtype,
+        wide_weights=weights.wide,
+        head_group=weights.head_group,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,
         num_threads=options.num_threads,
+        whole_context=options.max_model_len is not None,
     )
     with ThreadPoolExecutor(1, "text") as pool:
         reading = pool.submit(_read_text, model)
         constraints = _Constraints(reading)
-        executor = OpenVINOExecutor.load(model, executor_options, _sampler_factory(options.seed, constraints))
+        sampler_factory = _sampler_factory(options.seed, constraints)
+        executor = OpenVINOExecutor.load(model, executor_options, sampler_factory, show(model.name))
         text, grammars = reading.result()
 
     shape = executor.cache_shape

@@ -15,6 +15,7 @@ from chairlift.core.policy import SETTINGS, BatchingName, OrderName, Policy, Res
 from chairlift.journal.options import DEFAULT_MAX_BYTES, DEFAULT_MAX_SEGMENTS, JournalOptions
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
+AskedDtype = Literal["auto", "float32", "bfloat16", "int8", "int4"]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
 
 DEFAULT_MAX_NUM_SEQS = 128
@@ -42,7 +43,7 @@ class EngineOptions:
     """
 
     model: str
-    dtype: Dtype = "int8"
+    dtype: AskedDtype | None = None
     kv_cache_dtype: KVCacheDtype = "auto"
     kv_cache_memory_bytes: int | None = None
     max_model_len: int | None = None
@@ -82,7 +83,8 @@ class EngineOptions:
     journal_segments: int = DEFAULT_MAX_SEGMENTS
 
     def __post_init__(self) -> None:
-        _check_choice("dtype", self.dtype, get_args(Dtype))
+        if self.dtype is not None:
+            _check_choice("dtype", self.dtype, get_args(AskedDtype))
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, get_args(KVCacheDtype))
         _check_at_least("max_num_seqs", self.max_num_seqs, 1, MAX_NUM_SEQS)
         _check_at_least("kv_cache_memory_bytes", self.kv_cache_memory_bytes, 1)

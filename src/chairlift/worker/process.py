@@ -32,6 +32,7 @@ from chairlift.wire import Failed, Ready, Refused
 from chairlift.worker.build import build
 from chairlift.worker.encoder import BuiltEncoder, load_encoder
 from chairlift.worker.inlet import read_commands
+from chairlift.worker.loading import LoadingLines
 from chairlift.worker.loop import EngineLoop, Gate, Inbox
 from chairlift.worker.options import decode_options
 from chairlift.worker.outbox import Outbox
@@ -108,7 +109,7 @@ def _load(encoded_options: str) -> Loaded:
             encoder=encoder,
             generates=False,
         )
-    built = build(options)
+    built = build(options, LoadingLines)
 
     def close() -> None:
         built.close()

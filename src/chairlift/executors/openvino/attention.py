@@ -28,12 +28,20 @@ BLOCK_SIZE = 32
 
 @dataclass(frozen=True, slots=True)
 class AttentionShape:
-    """Heads of one attention layer. `sliding_window` counts the current token; 0 means all tokens."""
+    """Heads of one attention layer. `sliding_window` counts the current token; 0 means all tokens.
+
+    Scores are multiplied by `scale`, or by `head_size ** -0.5`.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_size: int
     sliding_window: int = 0
+    scale: float | None = None
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_size**-0.5 if self.scale is None else self.scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ def paged_attention(
         rows.starts,
         rows.block_ids,
         rows.block_starts,
-        op.constant(np.float32(shape.head_size**-0.5)),
+        op.constant(np.float32(shape.score_scale)),
         op.constant(np.int32(shape.sliding_window)),
         no_floats,  # ALiBi slopes
         rows.max_context_len,
@@ -194,6 +202,8 @@ def _worst_error(core: ov.Core, properties: Mapping[str, object], shape: Attenti
         live = [i for i, count in enumerate(counts) if count]
         past = [len(history[i][0]) for i in live]
         new = [[rng.standard_normal((counts[i], n, shape.head_size), np.float32) for n in sizes] for i in live]
+        for q, _, _ in new:  # scores of usual size, whatever their scale: the tolerance is for those
+            q *= np.float32(shape.head_size**-0.5 / shape.score_scale)
         num_blocks = [-(-(p + counts[i]) // BLOCK_SIZE) for p, i in zip(past, live, strict=True)]
         blocks = [tables[i, :n] for i, n in zip(live, num_blocks, strict=True)]
         empty = [0] if len(live) == sum(counts) else []
@@ -225,7 +235,7 @@ def _attention(
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     distance = np.arange(len(k) - len(q), len(k))[:, None] - np.arange(len(k))
     seen = (distance >= 0) & (distance < (shape.sliding_window or len(k)))
-    scores = np.where(seen, np.einsum("nhs,chs->hnc", q, k) * shape.head_size**-0.5, -np.inf)
+    scores = np.where(seen, np.einsum("nhs,chs->hnc", q, k) * shape.score_scale, -np.inf)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     attended: NDArray[np.float32] = np.einsum("hnc,chs->nhs", weights, v).reshape(len(q), -1).astype(np.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
     except (OSError, OverflowError) as error:
         raise InvalidOption(f"cannot reserve a key/value cache of {num_blocks} blocks: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a system without them: small ones serve as well
+            memory.madvise(mmap.MADV_HUGEPAGE)
     cells = np.frombuffer(memory, {1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])
     return ov.Tensor(cells, ov.Shape([num_blocks, *port.block_shape]), port.kind)
 

@@ -14,6 +14,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.types import NO_SAMPLING, CacheShape, Join, Request, StepPlan, StepResult
 from chairlift.executors.openvino.attention import check_release
 from chairlift.executors.openvino.encoder_graph import build_encoder
+from chairlift.executors.openvino.memory import check_encoder_memory
 from chairlift.executors.openvino.options import EncoderOptions
 from chairlift.executors.openvino.precision import encoder_properties
 from chairlift.executors.pooling import pooled_vector
@@ -40,6 +41,7 @@ class EncoderExecutor:
                 f"a step of {options.max_num_batched_tokens} tokens cannot hold a text of {options.max_model_len}: "
                 "raise the token budget, or lower the longest text"
             )
+        check_encoder_memory(encoder, options.dtype)
         self._config = config
         core = ov.Core()
         self._graph = build_encoder(encoder, options.dtype)

@@ -76,7 +76,8 @@ class _Builder:
         kind: Dtype = "float32" if self._dtype == "float32" else "bfloat16"
         x = embedding(token_ids, pack([self._encoder.weights.tensor("embed")], kind, 0, self._memory))
         for name, indices in (("positions", positions), ("types", types)):
-            x = op.add(x, embedding(indices, self._memory.stack([self._matrix(name)]))).output(0)
+            table = pack([self._encoder.weights.tensor(name)], "float32", 0, self._memory)
+            x = op.add(x, embedding(indices, table)).output(0)
         return self._norm(x, "embed_norm")
 
     def _attention(self, x: Output, name: str, mask: Output) -> Output:
@@ -115,7 +116,4 @@ class _Builder:
         return op.add(scaled, op.constant(self._vector(name + "_bias"))).output(0)
 
     def _vector(self, name: str) -> NDArray[np.float32]:
-        return self._matrix(name).ravel()
-
-    def _matrix(self, name: str) -> NDArray[np.float32]:
-        return to_float32(self._encoder.weights.tensor(name))
+        return to_float32(self._encoder.weights.tensor(name)).ravel()

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import openvino as ov
 from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import StepPlan, StepResult, TokenLogprob
+from chairlift.executors.loading import Report
 from chairlift.executors.openvino.buckets import round_up
 from chairlift.executors.openvino.inputs import Rows, StepInputs, num_outputs
+from chairlift.executors.openvino.memory import cache_kind, check_memory
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.program import MAX_HEAD_ROWS, Program
 from chairlift.executors.openvino.rates import suggest_token_budget
@@ -45,9 +48,13 @@ class OpenVINOExecutor:
 
     @classmethod
     def load(
-        cls, model: Model, options: ExecutorOptions, sampler_factory: SamplerFactory = Sampler
+        cls,
+        model: Model,
+        options: ExecutorOptions,
+        sampler_factory: SamplerFactory = Sampler,
+        report: Report | None = None,
     ) -> OpenVINOExecutor:
-        """An executor that is ready to serve a model.
+        """An executor that is ready to serve a model; `report` learns how far its weights are loaded.
 
         Raises:
             InvalidOption: these options, this machine or this OpenVINO do not go together.
@@ -56,7 +63,10 @@ class OpenVINOExecutor:
         wanted = options.max_num_batched_tokens
         if wanted is not None and wanted < options.max_num_seqs:
             raise InvalidOption(f"max_num_batched_tokens is {wanted}, less than max_num_seqs, {options.max_num_seqs}")
-        return cls(Program(model, options), sampler_factory(options.max_num_seqs, model.config.vocab_size), options)
+        check_memory(model, options, cache_kind(ov.Core(), options))
+        return cls(
+            Program(model, options, report), sampler_factory(options.max_num_seqs, model.config.vocab_size), options
+        )
 
     def submit(self, plan: StepPlan) -> OpenVINOPending:
         """Begin a step; the device computes it while the caller does something else.

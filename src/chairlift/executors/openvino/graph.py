@@ -1,4 +1,6 @@
-"""A Llama-family model as two OpenVINO graphs: the body (tokens to hidden states) and the head (to logits).
+"""A decoder as two OpenVINO graphs: the body (tokens to hidden states) and the head (to logits).
+
+One builder for all families: what a layer computes follows from the model's config (see `ModelConfig`).
 
 The body takes all tokens of a step, those of every sequence flattened into one row (selective batching, Yu et al. 2022,
 Orca). The head is apart so that it can run in float32 where the body runs in bfloat16, and piece by piece when
@@ -8,6 +10,7 @@ the logits of a whole prompt are wanted.
 from __future__ import annotations
 
 import os
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +19,7 @@ from numpy.typing import NDArray
 from openvino import Output, Type
 from openvino import opset13 as op
 
+from chairlift.executors.loading import LoadedBytes
 from chairlift.executors.openvino.attention import (
     AttentionShape,
     Ragged,
@@ -24,10 +28,22 @@ from chairlift.executors.openvino.attention import (
     parameter,
     ragged,
 )
-from chairlift.executors.openvino.layers import RmsNorm, Rotation, embedding, product, split_columns, swiglu
+from chairlift.executors.openvino.experts import mixture
+from chairlift.executors.openvino.layers import (
+    Heads,
+    LayerNorm,
+    Norm,
+    RmsNorm,
+    Rotation,
+    activated,
+    embedding,
+    product,
+    scaled,
+    split_columns,
+)
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena, Packed, pack
-from chairlift.models import Model, to_float32
+from chairlift.executors.openvino.weights import Arena, Packed, pack, pack_experts
+from chairlift.models import Model, Rope, to_float32
 
 GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
 """Numbers that share a scale, in weights and in the activations rounded to meet them; 0 where nothing is rounded."""
@@ -37,6 +53,13 @@ EMBEDDING_GROUP = 32
 PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
 """Weights of a layer; those in one tuple are multiplied as one. The gate and up projections are not: splitting their
 wide result again costs what the larger product saves."""
+EXPERT_PARTS = ("gate", "up", "down")
+"""Weights of an expert; those of all experts are one constant."""
+
+
+def weight_dtype(name: str, dtype: Dtype, wide: Container[str]) -> Dtype:
+    """Precision of one weight of a model in `dtype` that keeps those named in `wide` in bfloat16."""
+    return "bfloat16" if name in wide and dtype != "float32" else dtype
 
 
 def head_dtype(dtype: Dtype) -> Dtype:
@@ -44,91 +67,221 @@ def head_dtype(dtype: Dtype) -> Dtype:
     return "int8" if dtype == "int4" else dtype
 
 
-def attention_shape(model: Model) -> AttentionShape:
+def is_expert(name: str) -> bool:
+    return ".experts." in name
+
+
+def attention_shape(model: Model, layer: int) -> AttentionShape:
     config = model.config
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, config.sliding_window or 0)
+    window = config.window_of(layer) or 0
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, window, config.attention_scale)
 
 
-def build_head(model: Model, dtype: Dtype, packed: Arena) -> ov.Model:
-    """The graph from hidden states to logits. `packed` takes its weights and must live until the graph has run once."""
-    kind = head_dtype(dtype)
-    weight = pack([model.weights.tensor("head")], kind, GROUPS[kind], packed)
-    hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
-    return ov.Model([op.result(product(hidden.output(0), weight))], [hidden], "head")
+def attention_shapes(model: Model) -> set[AttentionShape]:
+    """The different ones of all layers."""
+    return {attention_shape(model, layer) for layer in range(model.config.num_layers)}
 
 
-def build_body(model: Model, dtype: Dtype, embeddings: Arena, packed: Arena) -> ov.Model:
-    """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
+def num_packed_bytes(model: Model) -> int:
+    """Bytes in the file of all weights that are packed, those that are packed twice counted twice."""
+    names = ["embed", "head", *(name for parts in product_names(model) for name in parts)]
+    return sum(model.weights.tensor(name).num_bytes for name in names)
 
-    `embeddings` takes what must live as long as the graph runs, `packed` what must live until it has run once.
+
+def build_head(
+    model: Model, dtype: Dtype, group: int, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
+) -> ov.Model:
+    """The graph from hidden states to logits; in eight bits, `group` numbers share a scale.
+
+    `packed` takes its weights and must live until the graph has run once.
     """
-    layers = range(model.config.num_layers)
-    names = [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in PRODUCTS]
+    kind = weight_dtype("head", head_dtype(dtype), wide)
+    tensor = model.weights.tensor("head")
+    weight = pack([tensor], kind, group, packed)
+    loaded.add(tensor.num_bytes)
+    hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
+    # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
+    # recognised as compressed any more.
+    logits = product(scaled(hidden.output(0), model.config.logit_scale), weight)
+    return ov.Model([op.result(logits)], [hidden], "head")
+
+
+PackedLayers = dict[tuple[str, ...], Packed]
+"""The weights of all layers, by the names of those that are multiplied as one."""
+
+
+def pack_layers(
+    model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
+) -> PackedLayers:
+    """The weights of all layers in `packed`, which must live until the graph that shares them has run once.
+
+    Those named in `wide` are in bfloat16; of weights that are multiplied as one, the first one's name counts.
+    """
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
-        return pack([model.weights.tensor(name) for name in parts], dtype, GROUPS[dtype], packed)
+        tensors = [model.weights.tensor(name) for name in parts]
+        kind = weight_dtype(parts[0], dtype, wide)
+        put = pack_experts if is_expert(parts[0]) else pack
+        weight = put(tensors, kind, GROUPS[kind], packed)
+        loaded.add(sum(tensor.num_bytes for tensor in tensors))
+        return weight
 
-    table = pack([model.weights.tensor("embed")], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
+    names = product_names(model)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        weights = dict(zip(names, pool.map(pack_one, names), strict=True))
-    return _Body(model, table, weights).build()
+        return dict(zip(names, pool.map(pack_one, names), strict=True))
+
+
+def build_body(
+    model: Model, dtype: Dtype, max_model_len: int, layers: PackedLayers, embeddings: Arena, loaded: LoadedBytes
+) -> ov.Model:
+    """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
+
+    `max_model_len` is the context that is served, which some ways to stretch a context depend on.
+    `embeddings` takes what must live as long as the graph runs.
+    """
+    tensor = model.weights.tensor("embed")
+    table = pack([tensor], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
+    loaded.add(tensor.num_bytes)
+    return _Body(model, max_model_len, table, layers).build()
+
+
+def product_names(model: Model) -> list[tuple[str, ...]]:
+    """Weights of all layers, those together that are multiplied as one."""
+    layers = range(model.config.num_layers)
+    products: list[tuple[str, ...]] = [parts for parts in PRODUCTS if f"layers.0.{parts[0]}" in model.weights]
+    if model.config.num_experts:
+        experts = range(model.config.num_experts)
+        products += [tuple(f"experts.{n}.{part}" for n in experts) for part in EXPERT_PARTS]
+    return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in products]
 
 
 class _Body:
     """Adds one layer after the other to a graph."""
 
-    def __init__(self, model: Model, table: Packed, weights: dict[tuple[str, ...], Packed]) -> None:
+    def __init__(self, model: Model, max_model_len: int, table: Packed, weights: PackedLayers) -> None:
+        config = model.config
         self._model = model
+        self._config = config
+        self._max_model_len = max_model_len
         self._table = table
-        self._norm = RmsNorm(model.config.rms_norm_eps)
         self._weights = weights
-        self._shape = attention_shape(model)
+        self._normalise: Norm = RmsNorm(config.norm_eps) if config.norm == "rms" else LayerNorm(config.norm_eps)
+        self._heads = Heads(config.head_size)
+        self._rotations: dict[Rope, Rotation] = {}
 
     def build(self) -> ov.Model:
-        config = self._model.config
+        config = self._config
         token_ids = parameter("token_ids", Type.i32, [-1])
         positions = parameter("positions", Type.i32, [-1])
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
-        rotate = Rotation(positions.output(0), np.array(config.rope.inv_freq(), np.float32))
-        x = embedding(token_ids.output(0), self._table)
+        x = scaled(embedding(token_ids.output(0), self._table), config.embedding_scale)
+        if config.learned_positions:
+            # Positions past the last are those of companions, whose results nobody reads.
+            last = op.minimum(positions, op.constant(np.int32(config.max_model_len - 1)))
+            learned = op.constant(to_float32(self._model.weights.tensor("positions")))
+            x = op.add(x, op.gather(learned, last, op.constant(np.int32(0)))).output(0)
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
-            attended = self._attention(x, name, rotate, caches[layer], rows)
+            h = self._norm(x, name + "attn_norm") if config.pre_norms else x
+            attended = self._attention(h, layer, positions.output(0), caches[layer], rows)
             if layer == config.num_layers - 1:
                 # Nobody reads the other rows any more.
-                x, attended = (op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, attended))
-            x = op.add(x, self._product(attended, name, "o")).output(0)
-            x = op.add(x, self._mlp(x, name)).output(0)
-        hidden = self._norm(x, self._vector("norm"))
+                x, h, attended = (
+                    op.gather(y, output_rows, op.constant(np.int32(0))).output(0) for y in (x, h, attended)
+                )
+            x = op.add(x, self._output(attended, name, "o", "attn_post_norm")).output(0)
+            if not config.parallel_residual:
+                h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
+            if config.num_experts:
+                x = op.add(x, self._mixture(h, name)).output(0)
+            else:
+                x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
+        hidden = self._norm(x, "norm")
         inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
+    def _output(self, x: Output, name: str, part: str, post_norm: str) -> Output:
+        """What attention or MLP adds to what goes past it: `x` times their last weight."""
+        scale = self._config.residual_scale
+        if self._config.post_norms:
+            return scaled(self._norm(self._product(x, name, part), name + post_norm), scale)
+        return self._product(scaled(x, scale), name, part, bias_scale=scale)  # before the product, as in the head
+
     def _attention(
         self,
-        x: Output,
-        name: str,
-        rotate: Rotation,
+        h: Output,
+        layer: int,
+        positions: Output,
         caches: tuple[ov.op.Parameter, ov.op.Parameter],
         rows: Ragged,
     ) -> Output:
-        config = self._model.config
-        h = self._norm(x, self._vector(name + "attn_norm"))
+        config = self._config
+        name = f"layers.{layer}."
         sizes = [config.q_size, config.kv_size, config.kv_size]
         q, k, v = split_columns(self._product(h, name, "q", "k", "v"), sizes)
-        q, k = rotate(q, config.num_heads), rotate(k, config.num_kv_heads)
-        return paged_attention(q, k, v, caches, rows, self._shape)
+        rotate = self._rotation(layer, positions)
+        q = self._prepared(q, name + "q_norm", config.num_heads, rotate)
+        k = self._prepared(k, name + "k_norm", config.num_kv_heads, rotate)
+        return paged_attention(q, k, v, caches, rows, attention_shape(self._model, layer))
 
-    def _mlp(self, x: Output, name: str) -> Output:
-        h = self._norm(x, self._vector(name + "mlp_norm"))
-        return self._product(swiglu(self._product(h, name, "gate"), self._product(h, name, "up")), name, "down")
+    def _prepared(self, x: Output, norm: str, num_heads: int, rotate: Rotation | None) -> Output:
+        """Queries or keys `[tokens, heads * head_size]`, normalised and rotated as the layer wants."""
+        kind = self._config.qk_norm
+        if kind == "all_heads":
+            x = self._norm(x, norm)
+        if kind in ("none", "all_heads") and rotate is None:
+            return x
+        x = self._heads.split(x, num_heads)
+        if kind == "head":
+            x = self._normalise(x, self._norm_weight(norm))
+        elif kind == "each_head":
+            weights = [self._norm_weight(f"{norm}.{n}") for n in range(num_heads)]
+            x = self._normalise(x, np.stack(weights).reshape(1, num_heads, 1, -1))
+        if rotate is not None:
+            x = rotate(x)
+        return self._heads.join(x, num_heads)
 
-    def _product(self, x: Output, name: str, *parts: str) -> Output:
+    def _rotation(self, layer: int, positions: Output) -> Rotation | None:
+        """How a layer turns queries and keys; layers that turn alike share their angles."""
+        rope = self._config.rope_of(layer)
+        if rope is None:
+            return None
+        if rope not in self._rotations:
+            inv_freq = np.array(rope.inv_freq(self._max_model_len), np.float32)
+            self._rotations[rope] = Rotation(positions, inv_freq, self._config.head_size, rope.amplitude)
+        return self._rotations[rope]
+
+    def _mlp(self, h: Output, name: str) -> Output:
+        """All of it but the last product."""
+        if not self._config.gated:
+            return activated(self._product(h, name, "up"), self._config.activation)
+        gate = activated(self._product(h, name, "gate"), self._config.activation)
+        return op.multiply(gate, self._product(h, name, "up")).output(0)
+
+    def _mixture(self, h: Output, name: str) -> Output:
+        config = self._config
+        router = to_float32(self._model.weights.tensor(name + "router"))
+        each = [tuple(f"{name}experts.{n}.{part}" for n in range(config.num_experts)) for part in EXPERT_PARTS]
+        gate, up, down = (self._weights[names] for names in each)
+        y = mixture(h, router, gate, up, down, config.experts_per_token, config.normalised_experts)
+        if config.post_norms:
+            y = self._norm(y, name + "mlp_post_norm")
+        return scaled(y, config.residual_scale)
+
+    def _norm(self, x: Output, name: str) -> Output:
+        bias = self._vector(name + "_bias") if name + "_bias" in self._model.weights else None
+        return self._normalise(x, self._norm_weight(name).reshape(1, -1), bias)
+
+    def _norm_weight(self, name: str) -> NDArray[np.float32]:
+        return self._vector(name) + np.float32(self._config.norm_offset)
+
+    def _product(self, x: Output, name: str, *parts: str, bias_scale: float = 1.0) -> Output:
         """`x` times one weight, or several side by side, plus their biases if the model has them."""
         y = product(x, self._weights[tuple(name + part for part in parts)])
         if name + parts[0] + "_bias" in self._model.weights:
-            bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts])
+            bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts]) * np.float32(bias_scale)
             y = op.add(y, op.constant(bias.reshape(1, -1))).output(0)
         return y
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
+AskedDtype = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+"""`auto` lets a precision be chosen for each weight."""
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
 
 
@@ -14,7 +16,9 @@ class ExecutorOptions:
     """Precision, memory and limits. None means: measured at start, or as much as is sensible.
 
     `kv_cache_dtype="auto"` is float32 with float32 weights, else bfloat16. `max_model_len` is the tokens of one
-    sequence. `num_threads` is the number of threads that compute.
+    sequence. `num_threads` is the number of threads that compute. With `whole_context` the cache must hold a sequence
+    of `max_model_len`; else what it holds is the longest. `wide_weights` are names of weights that stay in bfloat16
+    whatever `dtype` says, and `head_group` numbers of a head in eight bits share a scale.
     """
 
     max_num_seqs: int
@@ -24,6 +28,9 @@ class ExecutorOptions:
     kv_cache_memory_bytes: int | None = None
     max_num_batched_tokens: int | None = None
     num_threads: int | None = None
+    whole_context: bool = False
+    wide_weights: frozenset[str] = frozenset()
+    head_group: int = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

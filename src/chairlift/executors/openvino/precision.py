@@ -59,7 +59,8 @@ def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
     quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
     name = _CACHE_NAMES[cache]
     body = {**common, hint: "f32" if wide else "bf16", quantise: str(GROUPS[options.dtype]), "KV_CACHE_PRECISION": name}
-    head = {**common, hint: "f32", quantise: str(GROUPS[head_dtype(options.dtype)])}
+    head_group = options.head_group if head_dtype(options.dtype) == "int8" else 0
+    head = {**common, hint: "f32", quantise: str(head_group)}
     return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))
 
 

@@ -10,16 +10,23 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from chairlift.core.types import CacheShape
+from chairlift.executors.loading import LoadedBytes, Report
 from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
 from chairlift.executors.openvino.feed import Feed
-from chairlift.executors.openvino.graph import attention_shape, build_body, build_head
+from chairlift.executors.openvino.graph import (
+    attention_shapes,
+    build_body,
+    build_head,
+    num_packed_bytes,
+    pack_layers,
+)
 from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
-from chairlift.executors.openvino.options import Dtype, ExecutorOptions
+from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
-from chairlift.executors.openvino.weights import Arena
+from chairlift.executors.openvino.weights import Arena, trim_heap
 from chairlift.models import Model
 
 MAX_HEAD_ROWS = 64
@@ -27,14 +34,18 @@ MAX_HEAD_ROWS = 64
 
 
 class Head:
-    """Hidden states to logits, a piece at a time."""
+    """Hidden states to logits, a piece at a time. Every size of piece was run once when it is constructed."""
 
-    def __init__(self, core: ov.Core, model: Model, dtype: Dtype, properties: Properties) -> None:
-        self._hidden_size = model.config.hidden_size
-        self._packed = Arena()
-        graph = build_head(model, dtype, self._packed)
+    def __init__(
+        self, core: ov.Core, model: Model, options: ExecutorOptions, properties: Properties, loaded: LoadedBytes
+    ) -> None:
+        packed = Arena()
+        graph = build_head(model, options.dtype, options.head_group, packed, loaded, options.wide_weights)
         self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
         self._feed = Feed(self._request)
+        for size in buckets_up_to(MAX_HEAD_ROWS):
+            self.logits(np.zeros((size, model.config.hidden_size), np.float32))
+        packed.release()
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
@@ -48,12 +59,6 @@ class Head:
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits[:num_rows]
 
-    def warm_up(self, max_num_rows: int) -> None:
-        """Run every bucket once, then give back what is no longer needed."""
-        for size in buckets_up_to(min(max_num_rows, MAX_HEAD_ROWS)):
-            self.logits(np.zeros((size, self._hidden_size), np.float32))
-        self._packed.release()
-
 
 class Program:
     """One step at a time: `start`, `hidden_states`, then `logits` of as many rows as wanted, in pieces.
@@ -64,18 +69,22 @@ class Program:
         InvalidOption: this machine, this OpenVINO or these options do not go together.
     """
 
-    def __init__(self, model: Model, options: ExecutorOptions) -> None:
+    def __init__(self, model: Model, options: ExecutorOptions, report: Report | None = None) -> None:
         check_release()
         core = ov.Core()
         precision = choose_precision(core, options)
-        self_test(core, precision.body, attention_shape(model), precision.tolerance)
+        for shape in attention_shapes(model):
+            self_test(core, precision.body, shape, precision.tolerance)
         self._embeddings, self._packed = Arena(), Arena()
+        loaded = LoadedBytes(num_packed_bytes(model), report)
         with ThreadPoolExecutor(1) as pool:
-            # The plugin compiles on one thread: another one prepares the head meanwhile.
-            graph = build_body(model, options.dtype, self._embeddings, self._packed)
-            head = pool.submit(Head, core, model, options.dtype, precision.head)
-            body = core.compile_model(graph, "CPU", precision.body)
+            # The head is there once, not as the plugin's copy and as ours, before anything else as large is made.
+            head = pool.submit(Head, core, model, options, precision.head, loaded)
+            layers = pack_layers(model, options.dtype, self._packed, loaded, options.wide_weights)
             self._head = head.result()
+        trim_heap()
+        graph = build_body(model, options.dtype, options.max_model_len, layers, self._embeddings, loaded)
+        body = core.compile_model(graph, "CPU", precision.body)
         ports = cache_ports(body)
         num_blocks = num_cache_blocks(
             sum(port.block_bytes for port in ports),
@@ -134,7 +143,7 @@ class Program:
         for size in buckets_up_to(max_num_tokens):
             self._time_step(size)
         self._packed.release()
-        self._head.warm_up(max_num_tokens)
+        trim_heap()
 
     def _best_time(self, num_rows: int, repeats: int) -> float:
         """The best of some runs; the first of a size pays for being the first."""

@@ -6,7 +6,9 @@ weight would be in memory twice.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chairlift.executors.openvino.options import Dtype
-from chairlift.models import Int4Groups, Int8Groups, Tensor, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models import Int4Groups, Int8Groups, Tensor, suits_int4, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models.quantize import grid_shape
 
 Floats = NDArray[np.float32]
 
@@ -26,7 +29,7 @@ class BFloat16:
     bits: NDArray[np.uint16]
 
 
-Packed = Floats | BFloat16 | Int8Groups | list[Int4Groups]
+Packed = Floats | BFloat16 | Int8Groups | list[Int4Groups | Int8Groups]
 """One matrix, or several with equal columns on top of each other."""
 
 
@@ -39,49 +42,97 @@ class Arena:
 
     _maps: list[mmap.mmap] = field(default_factory=list)
 
-    def stack(self, arrays: list[NDArray[Any]]) -> NDArray[Any]:
-        """The arrays, one after the other along their first axis, copied into the arena."""
-        first = arrays[0]
-        out = self._empty((sum(len(a) for a in arrays), *first.shape[1:]), first.dtype)
-        np.concatenate(arrays, out=out)
-        return out
+    def empty(self, shape: tuple[int, ...], dtype: DTypeLike, /) -> NDArray[Any]:
+        """Room for an array, as `numpy.empty`."""
+        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._maps.append(memory)
+        return np.frombuffer(memory, dtype).reshape(shape)
 
     def release(self) -> None:
         """Give the pages back to the system. Reading an array afterwards gives zeros."""
         for memory in self._maps:
             memory.madvise(mmap.MADV_DONTNEED)
 
-    def _empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        num_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._maps.append(memory)
-        return np.frombuffer(memory, dtype).reshape(shape)
+
+def trim_heap() -> None:
+    """Give the system back what the allocator keeps of blocks that were decoded, a few megabytes for each thread.
+
+    Only glibc can be told so; elsewhere nothing happens.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packed:
-    """The tensors on top of each other, in `dtype`; `group` numbers share a scale, if there are scales."""
+    """The tensors on top of each other, in `dtype`; `group` numbers share a scale, if there are scales.
+
+    What four bits are too few for is in eight, in groups of the same size.
+    """
     match dtype:
         case "float32":
-            return arena.stack([to_float32(tensor) for tensor in tensors])
+            return to_float32(*tensors, allocate=arena.empty)
         case "bfloat16":
-            return BFloat16(arena.stack([to_bfloat16(tensor) for tensor in tensors]))
+            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty))
         case "int8":
-            wide = [to_int8(tensor, group) for tensor in tensors]
-            return Int8Groups(arena.stack([w.values for w in wide]), arena.stack([w.scales for w in wide]))
+            return to_int8(*tensors, group=group, allocate=arena.empty)
         case "int4":
-            return [_four_bit(to_int4(tensor, group), arena) for tensor in tensors]
+            return [
+                _four_bit(to_int4(tensor, group, arena.empty))
+                if suits_int4(tensor)
+                else to_int8(tensor, group=group, allocate=arena.empty)
+                for tensor in tensors
+            ]
 
 
-def _four_bit(packed: Int4Groups, arena: Arena) -> Int4Groups:
+def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packed:
+    """The same matrix of all experts on top of each other, in one form. Four bits with offsets are rounded to eight.
+
+    The products that gather tokens have no place for the sums that belong to offsets.
+    """
+    if dtype == "int4" and not all(suits_expert_int4(tensor) for tensor in tensors):
+        dtype = "int8"
+    match dtype:
+        case "float32":
+            return to_float32(*tensors, allocate=arena.empty)
+        case "bfloat16":
+            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty))
+        case "int8":
+            return to_int8(*tensors, group=group, allocate=arena.empty)
+        case "int4":
+            return [_stacked_int4(tensors, group, arena)]
+
+
+def suits_expert_int4(tensor: Tensor) -> bool:
+    shape = grid_shape(tensor)
+    return suits_int4(tensor) and (shape is None or not (shape.has_offsets or shape.wide))
+
+
+def _stacked_int4(tensors: list[Tensor], group: int, arena: Arena) -> Int4Groups:
+    whole: list[NDArray[Any]] = []
+    for n, tensor in enumerate(tensors):
+        kinds = iter((0, 1))
+
+        def place(
+            shape: tuple[int, ...], dtype: DTypeLike, /, n: int = n, kinds: Iterator[int] = kinds
+        ) -> NDArray[Any]:
+            kind = next(kinds)
+            if n == 0:
+                whole.append(arena.empty((len(tensors) * shape[0], *shape[1:]), dtype))
+            return whole[kind][n * shape[0] : (n + 1) * shape[0]]
+
+        to_int4(tensor, group, place)
+    return Int4Groups(whole[0], whole[1])
+
+
+def _four_bit(packed: Int4Groups) -> Int4Groups:
     """Signed numbers -8..7 in every case: where there are offsets, they become those of the middle of the range.
 
-    The integer kernels want symmetric weights. Q4_1's are `q * scale + offset` with q in 0..15, which is
-    `(q - 8) * scale + (offset + 8 * scale)`.
+    The integer kernels want symmetric weights. Those with offsets are `q * scale + offset` with q in 0..15, which is
+    `(q - 8) * scale + (offset + 8 * scale)`. Changed in place.
     """
-    scales = arena.stack([packed.scales])
-    if packed.offsets is None:
-        return Int4Groups(arena.stack([packed.values]), scales)
-    values = arena.stack([packed.values])
-    values ^= 0x88
-    centres = packed.offsets.astype(np.float32) + 8 * packed.scales.astype(np.float32)
-    return Int4Groups(values, scales, offsets=arena.stack([centres]))
+    if packed.offsets is not None:
+        np.bitwise_xor(packed.values, 0x88, out=packed.values)
+        np.add(packed.offsets, 8 * packed.scales.astype(np.float32), out=packed.offsets)
+    return packed

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from chairlift.core.errors import InvalidModel, InvalidOption
-from chairlift.models.config import MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
+from chairlift.models.fields import MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.files import read_json, shown
 
 

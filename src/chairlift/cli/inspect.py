@@ -1,0 +1,232 @@
+"""`chairlift inspect`: what a model is, what it takes, and whether it runs here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any, get_args
+
+from chairlift.cli.numbers import count
+
+if TYPE_CHECKING:
+    from chairlift.models.encoder import Encoder
+    from chairlift.models.model import Model
+    from chairlift.models.summary import ModelSummary
+
+CONTEXTS = (2048, 8192, 32768, 131072)
+EXIT_UNSUPPORTED = 1
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Register the command."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show what a model is, what it takes and whether it runs here",
+        description="Show a model's architecture and size, the memory that its weights and its cache take at each "
+        "precision, and the tokens a second to expect from how fast this machine reads its memory, which is measured. "
+        "The exit status is 1 for a model that cannot be computed here, with the reason.",
+    )
+    parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a package's name, or org/name")
+    parser.add_argument("--revision", metavar="REVISION", help="branch, tag or commit of a model on a hub")
+    parser.add_argument("--json", action="store_true", help="the same as JSON, sizes in bytes")
+    parser.add_argument(
+        "--num-threads", type=count, metavar="N", help="threads that compute (default: all cores of this process)"
+    )
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, measure, print."""
+    from chairlift.models.fetch import named_on_hub
+    from chairlift.models.resolve import resolve
+    from chairlift.models.summary import summarize
+
+    name = arguments.model if arguments.revision is None else str(named_on_hub(arguments.model, arguments.revision))
+    summary = summarize(resolve(name))
+    facts = _facts(summary, arguments.num_threads)
+    if arguments.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print("\n".join(_lines(facts)))
+    return 0 if facts["supported"] else EXIT_UNSUPPORTED
+
+
+# ---------------------------------------------------------------- as data
+
+
+def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
+    from chairlift.models.model import Model
+
+    opened = summary.opened
+    problem = summary.problem or (_text_problem(opened) if isinstance(opened, Model) else None)
+    facts: dict[str, Any] = {
+        "name": summary.files.name,
+        "path": str(summary.files.path),
+        "format": "GGUF" if summary.files.kind == "gguf" else "safetensors",
+        "architecture": summary.architecture,
+        "kind": None if opened is None else "decoder" if isinstance(opened, Model) else "encoder",
+        "supported": problem is None,
+        "problem": problem,
+        "file_bytes": summary.file_bytes,
+        "num_parameters": summary.num_parameters,
+        "encodings": summary.encodings,
+    }
+    if opened is not None:
+        config = opened.config
+        facts |= {
+            "max_model_len": config.max_model_len,
+            "num_layers": config.num_layers,
+            "hidden_size": config.hidden_size,
+            "num_heads": config.num_heads,
+            "vocab_size": config.vocab_size,
+        }
+    if isinstance(opened, Model):
+        facts |= _shape_of(opened) | _needs(opened, num_threads)
+    elif opened is not None:
+        facts["precisions"] = {dtype: {"weight_bytes": size} for dtype, size in _weights_of(opened).items()}
+    return facts
+
+
+def _weights_of(encoder: Encoder) -> dict[str, int]:
+    """Memory of an encoder's weights at each precision; it keeps no cache."""
+    from chairlift.executors.openvino.memory import encoder_weight_bytes
+    from chairlift.executors.openvino.options import Dtype
+
+    return {dtype: encoder_weight_bytes(encoder, dtype) for dtype in get_args(Dtype)}
+
+
+def _text_problem(model: Model) -> str | None:
+    """What is wrong with its tokenizer or chat template."""
+    from chairlift.core.errors import InvalidModel
+    from chairlift.text.loading import load_text
+
+    try:
+        load_text(model)
+    except InvalidModel as error:
+        return str(error)
+    return None
+
+
+def _shape_of(model: Model) -> dict[str, Any]:
+    """What of a decoder decides about its cache."""
+    config = model.config
+    windows = [config.window_of(layer) for layer in range(config.num_layers)]
+    return {
+        "num_kv_heads": config.num_kv_heads,
+        "head_size": config.head_size,
+        "sliding_window": config.sliding_window,
+        "num_sliding_layers": sum(window is not None for window in windows),
+        "rope_scaling": config.rope.scaling,
+    }
+
+
+def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
+    """Memory and pace at each precision."""
+    from chairlift.executors.bandwidth import measure_bandwidth
+    from chairlift.executors.openvino.attention import BLOCK_SIZE
+    from chairlift.executors.openvino.cache import available_bytes
+    from chairlift.executors.openvino.memory import CacheKind, memory_need
+    from chairlift.executors.openvino.options import Dtype
+    from chairlift.executors.openvino.pace import expected_tokens_per_s
+
+    bandwidth, available = measure_bandwidth(num_threads), available_bytes()
+    config = model.config
+    contexts = [length for length in CONTEXTS if length < config.max_model_len]
+    contexts = [*contexts[:3], config.max_model_len]
+    precisions = {}
+    for dtype in get_args(Dtype):
+        cache: CacheKind = "f32" if dtype == "float32" else "bf16"
+        need = memory_need(model, dtype, cache)
+        precisions[dtype] = {
+            "weight_bytes": need.weight_bytes,
+            "loading_bytes": need.loading_bytes,
+            "running_bytes": need.running_bytes,
+            "fits": need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
+            "cache_precision": {"f32": "float32", "bf16": "bfloat16"}[cache],
+            "cache_bytes_per_token": need.token_bytes,
+            "cache_bytes": {str(length): int(length * need.token_bytes) for length in contexts},
+            "tokens_per_s": {
+                str(length): round(expected_tokens_per_s(need, config.num_layers, length, bandwidth), 2)
+                for length in (0, *contexts)
+            },
+        }
+    return {"available_bytes": available, "bandwidth_bytes_per_s": round(bandwidth), "precisions": precisions}
+
+
+# ---------------------------------------------------------------- as text
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    from chairlift.executors.openvino.memory import shown_bytes
+
+    lines = [f"{facts['name']}: {facts['format']}, {facts['path']}"]
+    if facts["problem"] is not None:
+        lines.append(f"  not supported: {facts['problem']}")
+    lines.append(f"  architecture  {facts['architecture']}{_shape_text(facts)}")
+    if facts["num_parameters"]:
+        total = sum(facts["encodings"].values())
+        stored = ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in facts["encodings"].items())
+        lines.append(f"  parameters    {facts['num_parameters'] / 1e6:,.1f} million, as {stored}")
+    lines.append(f"  on disk       {shown_bytes(facts['file_bytes'])}")
+    if "max_model_len" in facts:
+        lines.append(f"  context       {facts['max_model_len']} tokens{_window_text(facts)}")
+    if "bandwidth_bytes_per_s" in facts:
+        lines += _table(facts)
+    elif "precisions" in facts:
+        weights = ", ".join(
+            f"{shown_bytes(need['weight_bytes'])} as {dtype}" for dtype, need in facts["precisions"].items()
+        )
+        lines.append(f"  weights       {weights}")
+    return lines
+
+
+def _shape_text(facts: dict[str, Any]) -> str:
+    if "num_layers" not in facts:
+        return ""
+    heads = f"{facts['num_heads']} heads"
+    if "head_size" in facts:
+        heads += f" of {facts['head_size']} ({facts['num_kv_heads']} of keys and values)"
+    layers = f"{facts['num_layers']} layers of {facts['hidden_size']}"
+    return f" ({facts['kind']}): {layers}, {heads}, {facts['vocab_size']} tokens"
+
+
+def _window_text(facts: dict[str, Any]) -> str:
+    parts = []
+    if facts.get("num_sliding_layers"):
+        parts.append(f"{facts['num_sliding_layers']} of {facts['num_layers']} layers see {facts['sliding_window']}")
+    if facts.get("rope_scaling") not in (None, "none"):
+        parts.append(f"stretched by {facts['rope_scaling']}")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _table(facts: dict[str, Any]) -> list[str]:
+    from chairlift.executors.openvino.memory import shown_bytes
+
+    precisions = facts["precisions"]
+    contexts = list(next(iter(precisions.values()))["cache_bytes"])
+    rows = [["precision", "weights", "loading", "running", *(f"+{length}" for length in contexts), "tok/s", ""]]
+    for dtype, need in precisions.items():
+        rates = need["tokens_per_s"]
+        rows.append(
+            [
+                dtype,
+                *(shown_bytes(need[f"{what}_bytes"]) for what in ("weight", "loading", "running")),
+                *(shown_bytes(need["cache_bytes"][length]) for length in contexts),
+                f"{rates['0']:.3g} .. {rates[contexts[-1]]:.3g}",
+                "" if need["fits"] else "does not fit",
+            ]
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    table = ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    free, speed = shown_bytes(facts["available_bytes"]), facts["bandwidth_bytes_per_s"] / 1e9
+    per_token = next(iter(precisions.values()))["cache_bytes_per_token"]
+    return [
+        "",
+        *(line.rstrip() for line in table),
+        "",
+        f"  {free} of memory are free, read at {speed:.1f} GB/s. Behind each + is the cache of so many tokens, "
+        f"{per_token / 2:,.0f} bytes",
+        "  a token and twice that with float32. tok/s is what to expect from that speed of a single answer, at its "
+        f"begin and at {contexts[-1]}",
+        "  tokens; batches get more in all.",
+    ]

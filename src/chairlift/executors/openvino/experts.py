@@ -1,0 +1,105 @@
+"""Mixtures of experts, written so that the CPU plugin computes only what tokens are routed to.
+
+The graph says that every expert computes every token and that all but the chosen are multiplied by nothing. The plugin
+recognises this form, and no other, and replaces its products by ones that gather each expert's tokens: a step reads
+the experts that it needs and no more. A test holds it to that.
+
+Source: the form was found by trying OpenVINO 2026.4.1: an activation without parameters, a scatter of the chosen
+weights into zeros, the transposed result reshaped, and products whose shapes are not all known.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from openvino import Output, Type
+from openvino import opset13 as op
+from openvino.utils.node_factory import NodeFactory
+
+from chairlift.executors.openvino.layers import ints, number, scaled_groups, share
+from chairlift.executors.openvino.weights import BFloat16, Packed
+from chairlift.models import Int4Groups, Int8Groups
+
+Shape3 = tuple[int, int, int]
+
+
+def mixture(
+    h: Output,
+    router: NDArray[np.float32],
+    gate: Packed,
+    up: Packed,
+    down: Packed,
+    num_chosen: int,
+    normalised: bool,
+) -> Output:
+    """What the best experts of each token add, `[tokens, hidden]`.
+
+    Shapes:
+        h         [tokens, hidden]
+        router    [experts, hidden]
+        gate, up  [experts * inner, hidden]
+        down      [experts * hidden, inner]
+    """
+    num_experts, hidden = router.shape
+    scores = op.matmul(h, op.constant(router), False, True).output(0)
+    chosen, weights = _route(scores, num_chosen, normalised)
+
+    tokens = op.reshape(h, ints(1, -1, hidden), False)
+    flat = op.reshape(tokens, ints(-1, hidden), False)
+    tiled = op.reshape(op.tile(flat, ints(num_experts, 1)), ints(num_experts, -1, hidden), False)
+    inner = _num_rows(gate) // num_experts
+    wide = (num_experts, inner, hidden)
+    activated = NodeFactory("opset13").create("Swish", [_product(tiled.output(0), gate, wide)], {})
+    gated = op.multiply(activated, _product(tiled.output(0), up, wide))
+    each = _product(gated.output(0), down, (num_experts, hidden, inner))
+
+    zeros = op.broadcast(number(0.0), op.shape_of(scores, Type.i32))
+    spread = op.transpose(op.scatter_elements_update(zeros, chosen, weights, op.constant(np.int32(1))), ints(1, 0))
+    factors = op.unsqueeze(op.reshape(spread, ints(num_experts, 1, -1), False), op.constant(np.int32(3)))
+    weighted = op.multiply(op.reshape(each, ints(num_experts, 1, -1, hidden), False), factors)
+    return op.reshape(op.reduce_sum(weighted, ints(0), False), ints(-1, hidden), False).output(0)
+
+
+def _route(scores: Output, num_chosen: int, normalised: bool) -> tuple[Output, Output]:
+    """The chosen experts of each token and their weights, `[tokens, chosen]`."""
+    best = op.topk(op.softmax(scores, 1), op.constant(np.int32(num_chosen)), 1, "max", "value")
+    weights, chosen = best.outputs()
+    if normalised:
+        weights = op.divide(weights, op.reduce_sum(weights, ints(1), True)).output(0)
+    return chosen, weights
+
+
+def _num_rows(weight: Packed) -> int:
+    match weight:
+        case np.ndarray():
+            return len(weight)
+        case BFloat16(bits):
+            return len(bits)
+        case Int8Groups(values) | [Int4Groups(values)]:
+            return len(values)
+        case _:
+            raise TypeError("experts lie in one piece")
+
+
+def _product(x: Output, weight: Packed, shape: Shape3) -> Output:
+    return op.matmul(x, _constant(weight, shape), False, True).output(0)
+
+
+def _constant(weight: Packed, shape: Shape3) -> Output:
+    """All experts' weights `[experts, rows, cols]`, in the form that the plugin keeps compressed."""
+    num_experts, rows, cols = shape
+    match weight:
+        case np.ndarray():
+            return share(weight, Type.f32, shape)
+        case BFloat16(bits):
+            # Without the mark the plugin would store them as float32.
+            node = op.convert(share(bits, Type.bf16, shape), Type.f32)
+            node.get_rt_info()["decompression_0"] = True
+            return node.output(0)
+        case Int8Groups(values, scales) | [Int4Groups(values, scales)]:
+            kind = Type.i8 if isinstance(weight, Int8Groups) else Type.i4
+            num_groups = values.shape[1]
+            groups = share(values, kind, (num_experts, rows, num_groups, cols // num_groups))
+            return scaled_groups(groups, scales.reshape(num_experts, rows, num_groups, 1), shape)
+        case _:
+            raise TypeError("experts lie in one piece")

@@ -1,0 +1,213 @@
+"""How much memory a model takes, before anything of it is loaded, and whether this machine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import openvino as ov
+
+from chairlift.core.errors import InvalidOption
+from chairlift.executors.openvino.attention import BLOCK_SIZE
+from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
+from chairlift.executors.openvino.graph import (
+    EMBEDDING_GROUP,
+    GROUPS,
+    head_dtype,
+    is_expert,
+    product_names,
+    weight_dtype,
+)
+from chairlift.executors.openvino.options import Dtype, ExecutorOptions
+from chairlift.executors.openvino.precision import choose_precision
+from chairlift.executors.openvino.weights import suits_expert_int4
+from chairlift.models import Model, ModelConfig, Tensor, suits_int4
+from chairlift.models.encoder import Encoder
+from chairlift.models.quantize import int4_bytes, int8_bytes
+
+CacheKind = Literal["f32", "bf16", "u8"]
+"""Precision of cached keys and values, as the plugin calls it."""
+
+PROGRAM_BYTES = 120 << 20
+"""What OpenVINO and NumPy take when a small model runs."""
+_KERNEL_BYTES: dict[Dtype, int] = {"float32": 150 << 20, "int4": 30 << 20}
+"""What the plugin's kernels of a precision take more than those of others, measured with two models."""
+STEP_TOKENS = 512
+"""Tokens of a step whose intermediate results are counted."""
+_LOGIT_ROWS = 2 * 64
+"""Rows of logits: those of a piece, as they come out and as they are sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes that a model takes in one precision.
+
+    `loading_bytes` are those of the moment when there is most, without the cache; `running_bytes` remain of them.
+    A token in the cache takes `token_bytes`. A step over one token reads `read_bytes` of weights.
+    """
+
+    weight_bytes: int
+    loading_bytes: int
+    running_bytes: int
+    token_bytes: float
+    read_bytes: int
+
+    def with_cache(self, cache_bytes: float) -> int:
+        """The most there ever is."""
+        return max(self.loading_bytes, self.running_bytes + int(cache_bytes))
+
+
+def memory_need(model: Model, dtype: Dtype, cache: CacheKind, wide: Container[str] = ()) -> MemoryNeed:
+    """What a model takes with its weights in `dtype`, but those in `wide` in bfloat16.
+
+    The layers are there twice at the end of loading: packed, and as the plugin lays them out when it first runs.
+    """
+    # Of weights that are multiplied as one, the first one's name counts.
+    first_of = {name: parts[0] for parts in product_names(model) for name in parts}
+    embeddings, layers, experts = 0, 0, 0
+    for name in model.weights.names:
+        tensor = model.weights.tensor(name)
+        if name == "embed":
+            embeddings += _packed_bytes(tensor, head_dtype(dtype), EMBEDDING_GROUP)
+        elif name != "head":
+            kind = weight_dtype(first_of.get(name, name), dtype, wide)
+            num_bytes = _packed_bytes(tensor, kind, GROUPS[kind])
+            layers += num_bytes
+            experts += num_bytes if is_expert(name) else 0
+    kind = weight_dtype("head", head_dtype(dtype), wide)
+    head = _packed_bytes(model.weights.tensor("head"), kind, GROUPS[kind])
+    weight_bytes = embeddings + head + layers
+    running_bytes = weight_bytes + _overhead_bytes(model.config) + _KERNEL_BYTES.get(dtype, 0)
+    return MemoryNeed(
+        weight_bytes,
+        running_bytes + layers,
+        running_bytes,
+        token_bytes(model.config, cache),
+        head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
+    )
+
+
+def encoder_weight_bytes(encoder: Encoder, dtype: Dtype) -> int:
+    """Memory of the weights of an encoder."""
+    tensors = (encoder.weights.tensor(name) for name in encoder.weights.names)
+    return sum(_packed_bytes(tensor, dtype, GROUPS[dtype]) for tensor in tensors)
+
+
+def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:
+    num_numbers = tensor.rows * tensor.cols
+    if tensor.rows == 1 or dtype == "float32":
+        return 4 * num_numbers
+    if dtype == "bfloat16":
+        return 2 * num_numbers
+    suits = suits_expert_int4(tensor) if is_expert(tensor.name) else suits_int4(tensor)
+    return int4_bytes(tensor, group) if dtype == "int4" and suits else int8_bytes(tensor, group)
+
+
+def _overhead_bytes(config: ModelConfig) -> int:
+    """What is not weights and not cache: the program, the results between layers of a step, logits."""
+    chosen = max(config.experts_per_token, 1)
+    between = (5 + chosen) * config.hidden_size + 3 * chosen * config.intermediate_size
+    between += config.q_size + 2 * config.kv_size
+    return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
+
+
+def token_bytes(config: ModelConfig, cache: CacheKind) -> float:
+    """Memory of the keys and values of one token, in all layers.
+
+    Eight bits have a scale and a zero point of 32 bits each: for every value vector, and for every channel of the keys
+    of a block.
+    """
+    if cache == "u8":
+        one = 2 * config.head_size + 8 + 8 * config.head_size / BLOCK_SIZE
+        return config.num_layers * config.num_kv_heads * one
+    return config.num_layers * 2 * config.kv_size * (4 if cache == "f32" else 2)
+
+
+def cache_kind(core: ov.Core, options: ExecutorOptions) -> CacheKind:
+    """What the options mean for the cache on this machine.
+
+    Raises:
+        InvalidOption: a combination that the plugin does not have.
+    """
+    chosen = choose_precision(core, options).body["KV_CACHE_PRECISION"]
+    return next(kind for kind in get_args(CacheKind) if kind == chosen)
+
+
+# ---------------------------------------------------------------- whether there is enough
+
+
+def check_memory(model: Model, options: ExecutorOptions, cache: CacheKind, available: int | None = None) -> None:
+    """Refuse what would be killed for its memory while it loads, with the figures, and with what would fit.
+
+    `available` bytes are free; None: as the system says now.
+
+    Raises:
+        InvalidOption: the weights do not fit, or not with the cache or the context that was asked for.
+    """
+    available = available_bytes() if available is None else available
+    need = memory_need(model, options.dtype, cache, options.wide_weights)
+    least = 2 * BLOCK_SIZE * need.token_bytes
+    wanted = options.kv_cache_memory_bytes or least
+    if not available or need.with_cache(wanted) <= available:  # not every system says what is free
+        _check_context(model, options, need, available)
+        return
+    figures = (
+        f"{model.name} does not fit: with {options.dtype} weights it takes {shown_bytes(need.loading_bytes)} while it "
+        f"loads and {shown_bytes(need.running_bytes)} then, {shown_bytes(wanted)} of cache aside, "
+        f"and {shown_bytes(available)} are free"
+    )
+    if need.with_cache(least) <= available:
+        raise InvalidOption(f"{figures}: a cache of {shown_bytes(available - need.running_bytes)} would fit")
+    raise InvalidOption(f"{figures}: {'; '.join(_what_fits(model, options.dtype, available))}")
+
+
+def check_encoder_memory(encoder: Encoder, dtype: Dtype, available: int | None = None) -> None:
+    """The same for an encoder, which keeps no cache.
+
+    Raises:
+        InvalidOption: its weights do not fit.
+    """
+    available = available_bytes() if available is None else available
+    most = PROGRAM_BYTES + 2 * encoder_weight_bytes(encoder, dtype)
+    if available and most > available:
+        raise InvalidOption(
+            f"{encoder.name} does not fit: with {dtype} weights it takes {shown_bytes(most)} while it loads, and "
+            f"{shown_bytes(available)} are free"
+        )
+
+
+def _check_context(model: Model, options: ExecutorOptions, need: MemoryNeed, available: int) -> None:
+    """Refuse a context that the cache could not hold, where it was asked for."""
+    budget = options.kv_cache_memory_bytes or FREE_MEMORY_SHARE * (available - need.running_bytes)
+    num_tokens = int(budget / (BLOCK_SIZE * need.token_bytes) - 1) * BLOCK_SIZE
+    if available and options.whole_context and num_tokens < options.max_model_len:
+        needed = (options.max_model_len + 2 * BLOCK_SIZE) * need.token_bytes
+        raise InvalidOption(
+            f"max_model_len is {options.max_model_len}, which takes {shown_bytes(needed)} of cache with {model.name}, "
+            f"but it would have {shown_bytes(budget)}: {num_tokens} tokens would fit, or give it more memory "
+            "(kv_cache_memory_bytes)"
+        )
+
+
+def _what_fits(model: Model, asked: Dtype, available: int) -> Iterator[str]:
+    """Precisions that would fit, or what the smallest one takes."""
+    least: tuple[int, Dtype] | None = None
+    fits = False
+    for dtype in get_args(Dtype):
+        cache: CacheKind = "f32" if dtype == "float32" else "bf16"
+        need = memory_need(model, dtype, cache)
+        most = need.with_cache(2 * BLOCK_SIZE * need.token_bytes)
+        if most <= available and dtype != asked:
+            fits = True
+            yield f"{dtype} would ({shown_bytes(most)})"
+        least = min(least or (most, dtype), (most, dtype))
+    if not fits and least is not None:
+        yield f"no precision does, {least[1]} takes {shown_bytes(least[0])}"
+
+
+def shown_bytes(num_bytes: float) -> str:
+    """As people read it, decimal."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"

@@ -1,0 +1,272 @@
+"""What the configs of single families say beyond a Llama's: `..._from_json` of a `config.json`, `..._from_gguf`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from chairlift.models.config import ModelConfig
+from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
+from chairlift.models.gguf_config import Metadata, sliding_pattern
+from chairlift.models.hf_config import rope_fields, rope_from_json, sliding_layers
+from chairlift.models.rope import Rope
+
+
+def _window(fields: Fields) -> int | None:
+    """The window that a file gives to some or all layers."""
+    return None if fields.get("sliding_window") is None else fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
+def mistral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding_layers(fields, config.num_layers))
+
+
+def smollm3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Some layers are not rotated; only those may have a window."""
+    rotated = fields.get("no_rope_layers")
+    if rotated is None:
+        interval = fields.integer("no_rope_layer_interval", 1, MAX_LAYERS, 4)
+        unrotated = tuple((i + 1) % interval == 0 for i in range(config.num_layers))
+    elif isinstance(rotated, list) and len(rotated) >= config.num_layers and all(one in (0, 1) for one in rotated):
+        unrotated = tuple(one == 0 for one in rotated[: config.num_layers])
+    else:
+        raise fields.error(f"no_rope_layers must be a list of {config.num_layers} numbers, 0 or 1")
+    config = replace(config, unrotated_layers=unrotated)
+    if not fields.flag("use_sliding_window", False):
+        return config
+    sliding = sliding_layers(fields, config.num_layers) or unrotated
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
+
+
+def smollm3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    """The file does not say which layers are rotated: those of the published model."""
+    return replace(config, unrotated_layers=tuple((i + 1) % 4 == 0 for i in range(config.num_layers)))
+
+
+def qwen2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(_qwen_windows(fields, config), attention_bias=True, output_bias=False)
+
+
+def qwen3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(_qwen_windows(fields, config), qk_norm="head")
+
+
+def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Layers with one MLP between those with experts are refused: no published model has them."""
+    if fields.get("mlp_only_layers") not in (None, []) or fields.integer("decoder_sparse_step", 0, MAX_LAYERS, 1) != 1:
+        raise fields.error("layers without experts (mlp_only_layers, decoder_sparse_step) are not supported")
+    return replace(
+        _with_experts(fields, qwen3_from_json(fields, config), "num_experts", 128, 8),
+        intermediate_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, 768),
+        normalised_experts=fields.flag("norm_topk_prob", False),
+    )
+
+
+def mixtral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return _with_experts(fields, replace(config, sliding_window=_window(fields)), "num_local_experts", 8, 2)
+
+
+def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usual_chosen: int) -> ModelConfig:
+    if config.activation != "silu":
+        raise fields.error(f"experts with the activation {config.activation} are not supported")
+    num_experts = fields.integer(key, 1, MAX_EXPERTS, usual)
+    chosen = fields.integer("num_experts_per_tok", 1, num_experts, usual_chosen)
+    return replace(config, num_experts=num_experts, experts_per_token=chosen)
+
+
+def qwen3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="head")
+
+
+def _qwen_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Windows are off unless asked for, and then only in the upper layers."""
+    if not fields.flag("use_sliding_window", False):
+        return config
+    first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
+    upper = tuple(i >= first for i in range(config.num_layers))
+    sliding = sliding_layers(fields, config.num_layers) or upper
+    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
+
+
+def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[Rope, Rope]:
+    """The rotations of layers that see everything and of those with a window, which is not stretched.
+
+    `local_theta` is the field that has the base of the latter in older files.
+    """
+    both, context = rope_fields(fields), config.max_model_len
+    full = both.fields("full_attention") or both
+    local = both.fields("sliding_attention")
+    if local is None or local.get("rope_theta") is None:
+        local = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
+    original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
+    ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
+    return next(ropes), next(ropes)
+
+
+def gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if fields.get(key) is not None:
+            raise fields.error(f"{key} is not supported")
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention is not supported")
+    rope, local_rope = _two_ropes(fields, config, "rope_local_base_freq")
+    period = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, 6)
+    return replace(
+        _gemma3(config, fields.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5),
+        max_model_len=fields.integer("max_position_embeddings", 1, MAX_CONTEXT),
+        rope=rope,
+        local_rope=local_rope,
+        sliding_window=_window(fields),
+        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(period, config),
+        norm_offset=1.0,
+    )
+
+
+def gemma3_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """Norms have their offset in the file; the scale of scores, which it does not say, follows from the size."""
+    width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_size
+    local_rope = Rope(config.rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0))
+    layers = sliding_pattern(keys, config.num_layers, 6)
+    return replace(_gemma3(config, width**-0.5), local_rope=local_rope, sliding_layers=layers)
+
+
+def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
+    return replace(
+        config,
+        activation="gelu_tanh",
+        qk_norm="head",
+        post_norms=True,
+        attention_scale=attention_scale,
+        embedding_scale=config.hidden_size**0.5,
+    )
+
+
+def _all_but_every(period: int, config: ModelConfig) -> tuple[bool, ...]:
+    return tuple((i + 1) % period != 0 for i in range(config.num_layers))
+
+
+def phi3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, sliding_window=_window(fields))
+
+
+def olmo2_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+
+
+def olmo3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    rope, local_rope = _two_ropes(fields, config, "rope_theta")
+    return replace(
+        olmo2_from_json(fields, config),
+        rope=rope,
+        local_rope=local_rope,
+        sliding_window=_window(fields),
+        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(4, config),
+    )
+
+
+def olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """OLMo 3 is OLMo 2 with windows; those layers are not stretched. Its file has yarn's amplitude as a whole."""
+    config = replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+    if config.sliding_window is None:
+        return config
+    rope = config.rope
+    local_rope = Rope(rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, rope.theta))
+    if rope.scaling == "yarn":
+        rope = replace(rope, amplitude=keys.number("rope.scaling.attn_factor", 1e-3, 1e3, rope.amplitude))
+    layers = sliding_pattern(keys, config.num_layers, 4)
+    return replace(config, rope=rope, local_rope=local_rope, sliding_layers=layers)
+
+
+def granite_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        embedding_scale=fields.number("embedding_multiplier", -1e6, 1e6, 1.0),
+        attention_scale=fields.number("attention_multiplier", 1e-9, 1e6, 1.0),
+        residual_scale=fields.number("residual_multiplier", -1e6, 1e6, 1.0),
+        logit_scale=1.0 / fields.number("logits_scaling", 1e-6, 1e6, 1.0),
+    )
+
+
+def granite_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    scale = keys.number("attention.scale", 0.0, 1e6, 0.0)
+    return replace(
+        config,
+        embedding_scale=keys.number("embedding_scale", -1e6, 1e6, 1.0),
+        attention_scale=scale or None,
+        residual_scale=keys.number("residual_scale", -1e6, 1e6, 1.0),
+        logit_scale=1.0 / keys.number("logit_scale", 1e-6, 1e6, 1.0),
+    )
+
+
+def stablelm_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        norm_eps=fields.number("layer_norm_eps", 0.0, 1.0),
+        attention_bias=fields.flag("use_qkv_bias", False),
+        output_bias=False,
+        qk_norm="each_head" if fields.flag("qk_layernorm", False) else "none",
+        parallel_residual=fields.flag("use_parallel_residual", False),
+    )
+
+
+def stablelm_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """Files carry `use_parallel_residual` too, but some wrongly: who has no norm before the MLP needs none."""
+    tensors = keys.gguf.tensors
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
+        parallel_residual="blk.0.ffn_norm.weight" not in tensors,
+    )
+
+
+_GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "n_inner": "intermediate_size",
+    "activation_function": "hidden_act",
+}
+
+
+def gpt2_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as other families call them; the MLP is four times as wide as the rest if nothing is said."""
+    given = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, **values}
+    given.setdefault("activation_function", "gelu_new")
+    if given.get("n_inner") is None and isinstance(given["n_embd"], int):
+        given["n_inner"] = 4 * given["n_embd"]
+    return {_GPT2_NAMES.get(key, key): value for key, value in given.items()}
+
+
+def gpt2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if fields.flag(key, False):
+            raise fields.error(f"{key} is not supported")
+    return replace(
+        _gpt2(config),
+        norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
+        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+    )
+
+
+def gpt2_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(_gpt2(config), activation="gelu_tanh")
+
+
+def _gpt2(config: ModelConfig) -> ModelConfig:
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        attention_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+        gated=False,
+        learned_positions=True,
+        unrotated_layers=(True,) * config.num_layers,
+    )

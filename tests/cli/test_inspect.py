@@ -1,0 +1,117 @@
+"""`chairlift inspect` and `chairlift models`: what is on disk, what it takes, and what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+
+from chairlift.cli import inspect
+from chairlift.cli.main import main
+from models.writers import tiny_llama
+
+COMMIT = "a" * 40
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "made"))
+    monkeypatch.setattr("chairlift.executors.bandwidth.THREAD_BYTES", 1 << 20)
+    return tmp_path / "hub"
+
+
+def snapshot(cache: Path, repo: str, revision: str = "main", commit: str = COMMIT) -> Path:
+    """A place for the files of a repository, as a download leaves it."""
+    folder = cache / f"models--{repo.replace('/', '--')}"
+    (folder / "refs").mkdir(parents=True, exist_ok=True)
+    (folder / "refs" / revision).write_text(commit)
+    return folder / "snapshots" / commit
+
+
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, Any]:
+    status = main([*argv, "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    status, facts = shown(capsys, "inspect", "smollm2-135m-instruct")
+    assert status == 0 and facts["supported"] and facts["problem"] is None
+    assert facts["architecture"] == "llama" and facts["num_parameters"] == 134_515_008
+    assert list(facts["encodings"])[:2] == ["Q4_1", "Q8_0"]
+    assert list(facts["precisions"]) == ["float32", "bfloat16", "int8", "int4"]
+    need = facts["precisions"]["int8"]
+    assert need["cache_bytes_per_token"] == 23_040 and need["cache_bytes"] == {"2048": 47_185_920, "8192": 188_743_680}
+    assert need["weight_bytes"] < need["running_bytes"] < need["loading_bytes"]
+    assert need["tokens_per_s"]["0"] > need["tokens_per_s"]["8192"] > 0
+    assert main(["inspect", "smollm2-135m-instruct"]) == 0
+    text = capsys.readouterr().out
+    assert "134.5 million, as Q4_1 69 %" in text and "int8   169 MB   448 MB   338 MB" in text
+    assert max(len(line) for line in text.splitlines()[1:]) <= 125
+
+
+def test_an_encoder_has_weights_and_no_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    status, facts = shown(capsys, "inspect", "all-minilm-l6-v2")
+    assert status == 0 and facts["kind"] == "encoder"
+    assert facts["precisions"]["float32"] == {"weight_bytes": 4 * facts["num_parameters"]}
+    assert main(["inspect", "all-minilm-l6-v2"]) == 0
+    assert "90.3 MB as float32" in capsys.readouterr().out
+
+
+def test_what_does_not_run_is_shown_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_llama(architectures=["MambaForCausalLM"]).write_folder(tmp_path / "odd")
+    status, facts = shown(capsys, "inspect", str(folder))
+    assert status == inspect.EXIT_UNSUPPORTED and not facts["supported"]
+    assert facts["architecture"] == "MambaForCausalLM" and "not supported" in facts["problem"]
+    assert facts["file_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert main(["inspect", str(folder)]) == inspect.EXIT_UNSUPPORTED
+    assert "not supported: " in capsys.readouterr().out
+
+
+def test_a_tokenizer_that_is_not_there_is_a_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, facts = shown(capsys, "inspect", str(tiny_llama().write_folder(tmp_path / "bare")))
+    assert status == inspect.EXIT_UNSUPPORTED and "tokenizer" in facts["problem"]
+    assert facts["num_parameters"] and facts["precisions"]
+
+
+def test_a_name_that_is_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "org/name"]) == 2
+    assert "chairlift pull org/name" in capsys.readouterr().err
+    assert main(["inspect", "smollm2-135m-instruct", "--revision", "main"]) == 2
+
+
+def test_packages_and_what_came_from_a_hub(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = tiny_llama()
+    whole = snapshot(cache, "org/whole")
+    whole.parent.mkdir(parents=True)
+    tiny.write_folder(whole)
+    files = snapshot(cache, "org/files", "v1")
+    files.mkdir(parents=True)
+    for kind in ("Q8_0", "F16"):
+        tiny.write_gguf(files / f"tiny-{kind}.gguf")
+    lacking = snapshot(cache, "org/lacking")
+    lacking.parent.mkdir(parents=True)
+    tiny.write_folder(lacking)
+    (lacking / "config.json").unlink()
+    (snapshot(cache, "org/other") / "sub").mkdir(parents=True)
+
+    status, entries = shown(capsys, "models")
+    assert status == 0
+    found = {entry["name"]: entry for entry in entries}
+    assert found["smollm2-135m-instruct"]["precision"] == "Q4_1+Q8_0" and found["all-minilm-l6-v2"]["supported"]
+    hub = [name for name in found if found[name]["source"] == "hub"]
+    assert hub == ["org/files@v1:tiny-F16.gguf", "org/files@v1:tiny-Q8_0.gguf", "org/lacking", "org/whole"]
+    assert found["org/whole"]["architecture"] == "LlamaForCausalLM" and found["org/whole"]["supported"]
+    assert found["org/whole"]["file_bytes"] == (whole / "model.safetensors").stat().st_size
+    assert found["org/lacking"]["note"] == "config.json is not in the cache: chairlift pull org/lacking"
+    for name in hub:
+        if found[name]["supported"]:
+            _, facts = shown(capsys, "inspect", name)
+            assert facts["num_parameters"] == found[name]["num_parameters"]
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", *found]
+    assert lines[-1].split()[1:] == ["hub", "0.4", "MB", "0.1", "M", "LlamaForCausalLM", "F32"]

@@ -1,0 +1,392 @@
+"""Tiny random checkpoints of every family, the same on every machine, and what transformers computes with them.
+
+Imported by the tests and by `make_family_fixtures.py`, which runs where there is no Chairlift: NumPy only. Names and
+shapes of the weights are written down here once more, from what transformers loads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.writers import encode, write_safetensors
+
+VOCAB_SIZE = 120
+NUM_TOKENS = 80
+POSITIONS = (0, 1, 2, 7, 15, 22, 23, 24, 25, 31, 32, 33, 47, 50, 63, 64, 72, 77, 78, 79)
+"""Whose logits are stored: around windows, blocks and original contexts, and the last ones."""
+FIXTURES = Path(__file__).parent / "family_fixtures.npz"
+
+_PLAIN: dict[str, Any] = {
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": VOCAB_SIZE,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
+
+def _family(model_type: str, architecture: str, **changes: Any) -> dict[str, Any]:
+    return {**_PLAIN, "model_type": model_type, "architectures": [architecture], **changes}
+
+
+_LLAMA = _family("llama", "LlamaForCausalLM", head_dim=32, attention_bias=False, mlp_bias=False)
+_QWEN2 = _family("qwen2", "Qwen2ForCausalLM")
+_QWEN3 = _family("qwen3", "Qwen3ForCausalLM", head_dim=64, attention_bias=False)
+_GEMMA3 = _family(
+    "gemma3_text",
+    "Gemma3ForCausalLM",
+    hidden_activation="gelu_pytorch_tanh",
+    num_hidden_layers=3,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=256,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    sliding_window=24,
+    query_pre_attn_scalar=400,
+    rope_theta=1e6,
+    rope_local_base_freq=1e4,
+    rope_scaling={"rope_type": "linear", "factor": 8.0},
+    tie_word_embeddings=True,
+    attention_bias=False,
+)
+_PHI3 = _family("phi3", "Phi3ForCausalLM", original_max_position_embeddings=256)
+_OLMO = {"num_hidden_layers": 3, "attention_bias": False}
+_STABLELM = _family(
+    "stablelm",
+    "StableLmForCausalLM",
+    partial_rotary_factor=0.25,
+    layer_norm_eps=1e-5,
+    use_qkv_bias=True,
+    qk_layernorm=False,
+    use_parallel_residual=False,
+)
+_GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "n_embd": 128,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 96,
+    "n_inner": None,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "vocab_size": VOCAB_SIZE,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT2_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+_QWEN3_MOE = _family(
+    "qwen3_moe",
+    "Qwen3MoeForCausalLM",
+    head_dim=32,
+    attention_bias=False,
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=64,
+    norm_topk_prob=True,
+    mlp_only_layers=[],
+    decoder_sparse_step=1,
+)
+_LONG = {
+    "type": "longrope",
+    "short_factor": [1.0 + 0.02 * j for j in range(12)],
+    "long_factor": [1.1 + 0.3 * j for j in range(12)],
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2": {**_QWEN2, "tie_word_embeddings": True},
+    "qwen2-window-yarn": {
+        **_QWEN2,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+        "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
+    "qwen3": _QWEN3,
+    "mistral": _family(
+        "mistral", "MistralForCausalLM", num_key_value_heads=1, head_dim=48, sliding_window=24, attention_bias=False
+    ),
+    "smollm3": _family(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        num_hidden_layers=4,
+        no_rope_layers=[1, 1, 1, 0],
+        attention_bias=False,
+        mlp_bias=False,
+        tie_word_embeddings=True,
+    ),
+    "gemma3": _GEMMA3,
+    "phi3-long": {
+        **_PHI3,
+        "original_max_position_embeddings": 32,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": _LONG,
+    },
+    "phi3-short": {
+        **_PHI3,
+        "original_max_position_embeddings": 128,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": _LONG,
+        "tie_word_embeddings": True,
+    },
+    "phi3-window": {**_PHI3, "sliding_window": 24},
+    "olmo2": _family("olmo2", "Olmo2ForCausalLM", **_OLMO),
+    "olmo3": _family(
+        "olmo3",
+        "Olmo3ForCausalLM",
+        **_OLMO,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=24,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 32,
+                "attention_factor": 1.3,
+                "beta_fast": 1.5,
+                "beta_slow": 0.5,
+            },
+        },
+    ),
+    "granite": _family(
+        "granite",
+        "GraniteForCausalLM",
+        attention_bias=True,
+        mlp_bias=False,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.3,
+        residual_multiplier=0.6,
+        logits_scaling=2.0,
+    ),
+    "stablelm": _STABLELM,
+    "stablelm-parallel": {
+        **_STABLELM,
+        "use_qkv_bias": False,
+        "qk_layernorm": True,
+        "use_parallel_residual": True,
+    },
+    "gpt2": _GPT2,
+    "qwen3moe": _QWEN3_MOE,
+    "qwen3moe-sums": {**_QWEN3_MOE, "norm_topk_prob": False},
+    "mixtral": _family(
+        "mixtral",
+        "MixtralForCausalLM",
+        head_dim=32,
+        sliding_window=24,
+        attention_bias=False,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+    ),
+    "dynamic": {**_LLAMA, "max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+    "yarn": {**_LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
+    "yarn-mscale": {
+        **_LLAMA,
+        "head_dim": 80,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 32,
+            "mscale": 2.0,
+            "mscale_all_dim": 0.5,
+            "truncate": False,
+        },
+    },
+}
+_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral"))}
+"""Of those that joined later: the others' seeds are their places in the list without them."""
+LOGIT_SCALES = {"granite": 6.7}
+"""Standard deviation of the head's outputs, where not 3.3."""
+
+
+def tokens_of(name: str) -> list[int]:
+    """The sequence whose logits are stored for a checkpoint."""
+    return [int(token) for token in np.random.default_rng(len(name)).integers(3, VOCAB_SIZE, NUM_TOKENS)]
+
+
+def write_checkpoint(name: str, folder: Path) -> Path:
+    """Write `config.json` and `model.safetensors` into a new folder; returns the folder."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
+    weights = {key: encode(value, "F32") for key, value in weights_of(name).items()}
+    write_safetensors(folder / "model.safetensors", weights)
+    return folder
+
+
+def expected(name: str) -> NDArray[np.float32]:
+    """What transformers computes at `POSITIONS`, `[positions, vocab]`."""
+    with np.load(FIXTURES) as stored:
+        logits: NDArray[np.float32] = stored[name]
+    return logits
+
+
+# ---------------------------------------------------------------- weights
+
+
+def usual(config: dict[str, Any]) -> dict[str, Any]:
+    """A config with the names that most families use."""
+    if config["model_type"] != "gpt2":
+        return config
+    named = {_GPT2_NAMES.get(key, key): value for key, value in config.items()}
+    return {**named, "num_key_value_heads": config["n_head"], "intermediate_size": 4 * config["n_embd"]}
+
+
+def head_size(config: dict[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
+    """Random weights by their Hugging Face names.
+
+    Scaled so that attention scores have a standard deviation near 2 and logits one above 3: differences in who attends
+    to whom then show in the logits, and rounding is not blown up.
+    """
+    config = usual(CONFIGS[name])
+    rng = np.random.default_rng(_SEEDS[name] if name in _SEEDS else sorted(set(CONFIGS) - set(_SEEDS)).index(name))
+    offset = 1.0 if config["model_type"] == "gemma3_text" else 0.0
+    weights: dict[str, NDArray[np.float32]] = {}
+    for key, shape, scale in _shapes(config, LOGIT_SCALES.get(name, 3.3)):
+        if key.endswith(".bias"):
+            values = 0.3 * rng.standard_normal(shape)
+        elif len(shape) == 1:
+            values = scale * (1 + 0.2 * rng.standard_normal(shape)) - offset
+        else:
+            values = rng.standard_normal(shape) * scale / np.sqrt(shape[1])
+        is_transposed = config["model_type"] == "gpt2" and len(shape) == 2 and key.startswith("transformer.h.")
+        weights[key] = np.ascontiguousarray(values.T if is_transposed else values).astype(np.float32)
+    return weights
+
+
+def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """Name, shape and scale of every weight: a matrix's outputs per input of mean square 1, a norm's mean."""
+    hidden = config["hidden_size"]
+    if config["model_type"] == "gpt2":
+        yield from _gpt2_shapes(config, logit_scale)
+        return
+    yield "model.embed_tokens.weight", (VOCAB_SIZE, hidden), logit_scale if config["tie_word_embeddings"] else 5.0
+    if not config["tie_word_embeddings"]:
+        yield "lm_head.weight", (VOCAB_SIZE, hidden), logit_scale
+    yield from _norm("model.norm", hidden, config)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        for norm in _layer_norms(config):
+            yield from _norm(prefix + norm, hidden, config)
+        for name, shape, scale in (*_attention(config), *_mlp(config)):
+            yield prefix + name, shape, scale
+
+
+def _gpt2_shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield "transformer.wte.weight", (VOCAB_SIZE, hidden), logit_scale
+    yield "transformer.wpe.weight", (config["max_position_embeddings"], hidden), logit_scale
+    yield from _norm("transformer.ln_f", hidden, config)
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"transformer.h.{layer}."
+        for norm in ("ln_1", "ln_2"):
+            yield from _norm(prefix + norm, hidden, config)
+        for name, rows, cols, scale in (
+            ("attn.c_attn", 3 * hidden, hidden, 1.3),
+            ("attn.c_proj", hidden, hidden, 1.0),
+            ("mlp.c_fc", inner, hidden, 1.0),
+            ("mlp.c_proj", hidden, inner, 1.0),
+        ):
+            yield f"{prefix}{name}.weight", (rows, cols), scale
+            yield f"{prefix}{name}.bias", (rows,), 0.0
+
+
+def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    # Gemma's embeddings are large: what layers add must be so too.
+    is_large = config["model_type"] == "gemma3_text" and name.endswith(
+        ("post_attention_layernorm", "post_feedforward_layernorm")
+    )
+    yield name + ".weight", (size,), 6.0 if is_large else 1.0
+    if config["model_type"] in ("stablelm", "gpt2"):
+        yield name + ".bias", (size,), 0.0
+
+
+def _layer_norms(config: dict[str, Any]) -> list[str]:
+    match config["model_type"]:
+        case "gemma3_text":
+            pre_and_post = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
+            return [f"{name}_layernorm" for name in pre_and_post]
+        case "olmo2" | "olmo3":
+            return ["post_attention_layernorm", "post_feedforward_layernorm"]
+        case "stablelm" if config["use_parallel_residual"]:
+            return ["input_layernorm"]
+        case _:
+            return ["input_layernorm", "post_attention_layernorm"]
+
+
+def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    hidden, size, kind = config["hidden_size"], head_size(config), config["model_type"]
+    num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    q_size, kv_size = num_heads * size, num_kv_heads * size
+    if kind == "phi3":
+        yield "self_attn.qkv_proj.weight", (q_size + 2 * kv_size, hidden), 1.3
+    else:
+        has_bias = kind == "qwen2" or config.get("attention_bias", False) or config.get("use_qkv_bias", False)
+        sharpness = 1.1 if kind == "smollm3" else 1.4  # its four layers add up
+        for name, rows, scale in (("q", q_size, sharpness), ("k", kv_size, sharpness), ("v", kv_size, 1.0)):
+            yield f"self_attn.{name}_proj.weight", (rows, hidden), scale
+            if has_bias:
+                yield f"self_attn.{name}_proj.bias", (rows,), 0.0
+    yield "self_attn.o_proj.weight", (hidden, q_size), 1.0
+    if config.get("attention_bias", False):
+        yield "self_attn.o_proj.bias", (hidden,), 0.0
+    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+        yield from ((f"self_attn.{name}_norm.weight", (size,), 1.4) for name in "qk")
+    elif kind in ("olmo2", "olmo3"):
+        yield from ((f"self_attn.{name}_norm.weight", (n,), 1.2) for name, n in (("q", q_size), ("k", kv_size)))
+    elif config.get("qk_layernorm", False):
+        for name, count in (("q", num_heads), ("k", num_kv_heads)):
+            for head in range(count):
+                yield f"self_attn.{name}_layernorm.norms.{head}.weight", (size,), 1.4
+
+
+def _mlp(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    if config["model_type"] in ("qwen3_moe", "mixtral"):
+        yield from _experts(config)
+    elif config["model_type"] == "phi3":
+        yield "mlp.gate_up_proj.weight", (2 * inner, hidden), 1.0
+    else:
+        yield from ((f"mlp.{name}_proj.weight", (inner, hidden), 1.0) for name in ("gate", "up"))
+    if config["model_type"] not in ("qwen3_moe", "mixtral"):
+        yield "mlp.down_proj.weight", (hidden, inner), 1.0
+
+
+def _experts(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """The scores of a router are far apart: where rounding chooses another expert, it is one of little weight."""
+    hidden = config["hidden_size"]
+    if config["model_type"] == "mixtral":
+        block, names, inner, count = "block_sparse_moe", ("w1", "w3", "w2"), config["intermediate_size"], 4
+    else:
+        block, names, inner, count = "mlp", ("gate_proj", "up_proj", "down_proj"), config["moe_intermediate_size"], 8
+    yield f"{block}.gate.weight", (count, hidden), 4.0
+    for expert in range(count):
+        for name, shape in zip(names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
+            yield f"{block}.experts.{expert}.{name}.weight", shape, 1.0 if shape[0] == inner else 0.5

@@ -1,0 +1,380 @@
+"""Configs that people really publish, abridged: parsed into what their cards say, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from chairlift.core.errors import InvalidModel
+from chairlift.models import ModelConfig
+from chairlift.models.families import FAMILIES, family_of_json
+
+FACTORS = [1.0 + 0.1 * j for j in range(48)]
+
+
+def config(architecture: str, sizes: tuple[int, int, int, int, int, int], **more: Any) -> dict[str, Any]:
+    """A `config.json`; sizes are hidden, intermediate, layers, heads, key/value heads, vocabulary."""
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    return {"architectures": [architecture], **dict(zip((*names, "vocab_size"), sizes, strict=True)), **more}
+
+
+LLAMA3 = {
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+GEMMA3_4B = {
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 34,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    "sliding_window": 1024,
+}
+GEMMA3_27B = {
+    **GEMMA3_4B,
+    "head_dim": 128,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 62,
+    "num_key_value_heads": 16,
+    "query_pre_attn_scalar": 168,
+}
+MISTRAL_SMALL = {
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "max_position_embeddings": 131072,
+    "model_type": "mistral",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1e9,
+    "sliding_window": None,
+    "vocab_size": 131072,
+}
+EVERY_SIXTH = [{5: "full_attention"}.get(i % 6, "sliding_attention") for i in range(18)]
+
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Llama 2 7B": (
+        config("LlamaForCausalLM", (4096, 11008, 32, 32, 32, 32000), max_position_embeddings=4096, rope_scaling=None,
+               rms_norm_eps=1e-5, pretraining_tp=1, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False),
+        {"head_size": 128, "max_model_len": 4096, "rope.theta": 1e4, "rope.scaling": "none", "activation": "silu"},
+    ),
+    "Llama 3.2 1B": (
+        config("LlamaForCausalLM", (2048, 8192, 16, 32, 8, 128256), max_position_embeddings=131072, head_dim=64,
+               rope_scaling=LLAMA3, rope_theta=5e5, tie_word_embeddings=True, eos_token_id=[128001, 128008, 128009]),
+        {"head_size": 64, "max_model_len": 131072, "rope.factor": 32.0, "tie_embeddings": True},
+    ),
+    "LongChat 7B": (
+        config("LlamaForCausalLM", (4096, 11008, 32, 32, 32, 32000), max_position_embeddings=2048,
+               rope_scaling={"type": "linear", "factor": 8.0}),
+        {"max_model_len": 16384, "rope.scaling": "linear"},
+    ),
+    "Mistral 7B v0.1": (
+        config("MistralForCausalLM", (4096, 14336, 32, 32, 8, 32000), max_position_embeddings=32768,
+               sliding_window=4096, model_type="mistral"),
+        {"sliding_window": 4096, "sliding_layers": (), "max_model_len": 32768},
+    ),
+    "Mistral Nemo": (
+        config("MistralForCausalLM", (5120, 14336, 40, 32, 8, 131072), max_position_embeddings=131072, head_dim=128,
+               sliding_window=None, rope_theta=1e6),
+        {"sliding_window": None, "head_size": 128, "q_size": 4096},
+    ),
+    "Mistral Small 3.1": (
+        {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": MISTRAL_SMALL,
+         "vision_config": {"hidden_size": 1024}, "vision_feature_layer": -1},
+        {"hidden_size": 5120, "head_size": 128, "sliding_window": None, "tie_embeddings": False},
+    ),
+    "Qwen2.5 0.5B": (
+        config("Qwen2ForCausalLM", (896, 4864, 24, 14, 2, 151936), max_position_embeddings=32768, rope_theta=1e6,
+               max_window_layers=21, sliding_window=32768, use_sliding_window=False, tie_word_embeddings=True),
+        {"attention_bias": True, "output_bias": False, "sliding_window": None, "head_size": 64},
+    ),
+    "Qwen2.5 7B with YaRN": (
+        config("Qwen2ForCausalLM", (3584, 18944, 28, 28, 4, 152064), max_position_embeddings=32768, rope_theta=1e6,
+               use_sliding_window=False,
+               rope_scaling={"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}),
+        {"max_model_len": 131072, "rope.scaling": "yarn", "rope.amplitude": pytest.approx(1.1386294)},
+    ),
+    "Qwen3 0.6B": (
+        config("Qwen3ForCausalLM", (1024, 3072, 28, 16, 8, 151936), max_position_embeddings=40960, head_dim=128,
+               rope_theta=1e6, attention_bias=False, sliding_window=None, use_sliding_window=False,
+               tie_word_embeddings=True, rms_norm_eps=1e-6, max_window_layers=28),
+        {"qk_norm": "head", "q_size": 2048, "attention_bias": False, "sliding_window": None},
+    ),
+    "SmolLM3 3B": (
+        config("SmolLM3ForCausalLM", (2048, 11008, 36, 16, 4, 128256), max_position_embeddings=65536,
+               rope_theta=5e6, no_rope_layers=[1, 1, 1, 0] * 9, no_rope_layer_interval=4,
+               layer_types=["full_attention"] * 36, sliding_window=None, use_sliding_window=False),
+        {"unrotated_layers": (False, False, False, True) * 9, "tie_embeddings": True, "sliding_window": None},
+    ),
+    "Gemma 3 270M": (
+        config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), max_position_embeddings=32768, head_dim=256,
+               layer_types=EVERY_SIXTH, sliding_window=512, rope_theta=1e6, rope_local_base_freq=1e4,
+               query_pre_attn_scalar=256, final_logit_softcapping=None, attn_logit_softcapping=None,
+               use_bidirectional_attention=False, hidden_activation="gelu_pytorch_tanh", _sliding_window_pattern=6),
+        {"tie_embeddings": True, "attention_scale": 0.0625, "sliding_window": 512, "rope.theta": 1e6,
+         "local_rope.theta": 1e4, "activation": "gelu_tanh", "norm_offset": 1.0, "post_norms": True},
+    ),
+    "Gemma 3 1B": (
+        config("Gemma3ForCausalLM", (1152, 6912, 26, 4, 1, 262144), max_position_embeddings=32768, head_dim=256,
+               sliding_window=512, sliding_window_pattern=6, rope_theta=1000000, rope_scaling=None,
+               rope_local_base_freq=10000, query_pre_attn_scalar=256, cache_implementation="hybrid"),
+        {"sliding_layers": tuple((i + 1) % 6 != 0 for i in range(26)), "rope.scaling": "none"},
+    ),
+    "Gemma 3 4B": (
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA3_4B, "eos_token_id": [1, 106],
+         "vision_config": {"hidden_size": 1152}, "mm_tokens_per_image": 256},
+        {"num_heads": 8, "num_kv_heads": 4, "head_size": 256, "vocab_size": 262208, "max_model_len": 131072,
+         "eos_token_ids": (1, 106), "rope.factor": 8.0, "local_rope.factor": 1.0, "tie_embeddings": True},
+    ),
+    "Gemma 3 27B": (
+        {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": GEMMA3_27B},
+        {"attention_scale": pytest.approx(168**-0.5), "q_size": 4096, "hidden_size": 5376},
+    ),
+    "Phi-3 mini 4k": (
+        config("Phi3ForCausalLM", (3072, 8192, 32, 32, 32, 32064), max_position_embeddings=4096, rope_scaling=None,
+               original_max_position_embeddings=4096, sliding_window=2047, rms_norm_eps=1e-5, attention_bias=False),
+        {"head_size": 96, "sliding_window": 2047, "rope.scaling": "none"},
+    ),
+    "Phi-3 mini 128k": (
+        config("Phi3ForCausalLM", (3072, 8192, 32, 32, 32, 32064), max_position_embeddings=131072,
+               original_max_position_embeddings=4096, sliding_window=262144,
+               rope_scaling={"long_factor": FACTORS, "short_factor": FACTORS, "type": "su"}),
+        {"rope.scaling": "longrope", "rope.amplitude": pytest.approx(1.1902381), "max_model_len": 131072},
+    ),
+    "Phi-4": (
+        config("Phi3ForCausalLM", (5120, 17920, 40, 40, 10, 100352), max_position_embeddings=16384,
+               original_max_position_embeddings=16384, rope_theta=250000, sliding_window=None, rope_scaling=None),
+        {"head_size": 128, "sliding_window": None, "rope.dim": 128},
+    ),
+    "Phi-4 mini": (
+        config("Phi3ForCausalLM", (3072, 8192, 32, 24, 8, 200064), max_position_embeddings=131072,
+               original_max_position_embeddings=4096, partial_rotary_factor=0.75, tie_word_embeddings=True,
+               rope_scaling={"long_factor": FACTORS, "short_factor": FACTORS, "type": "longrope"}),
+        {"head_size": 128, "rope.dim": 96, "tie_embeddings": True},
+    ),
+    "OLMo 2 1B": (
+        config("Olmo2ForCausalLM", (2048, 8192, 16, 16, 16, 100352), max_position_embeddings=4096, rope_theta=500000,
+               rms_norm_eps=1e-6, attention_bias=False),
+        {"qk_norm": "all_heads", "pre_norms": False, "post_norms": True, "norm_eps": 1e-6},
+    ),
+    "OLMo 3 7B": (
+        config("Olmo3ForCausalLM", (4096, 11008, 32, 32, 32, 100278), max_position_embeddings=65536,
+               rope_theta=500000, sliding_window=4096,
+               rope_scaling={"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0,
+                             "original_max_position_embeddings": 8192, "rope_type": "yarn"}),
+        {"sliding_window": 4096, "rope.amplitude": pytest.approx(1.2079442), "local_rope.scaling": "none",
+         "local_rope.theta": 5e5, "max_model_len": 65536},
+    ),
+    "Granite 3.3 2B": (
+        config("GraniteForCausalLM", (2048, 8192, 40, 32, 8, 49159), max_position_embeddings=131072, rope_theta=1e7,
+               attention_multiplier=0.015625, embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22,
+               tie_word_embeddings=True, attention_bias=False, mlp_bias=False),
+        {"attention_scale": 0.015625, "embedding_scale": 12.0, "logit_scale": 0.125, "residual_scale": 0.22},
+    ),
+    "StableLM 2 1.6B": (
+        config("StableLmForCausalLM", (2048, 5632, 24, 32, 32, 100352), max_position_embeddings=4096,
+               partial_rotary_factor=0.25, use_qkv_bias=True, layer_norm_eps=1e-5, rope_theta=10000),
+        {"norm": "layer", "norm_bias": True, "attention_bias": True, "rope.dim": 16, "qk_norm": "none"},
+    ),
+    "StableLM 2 12B": (
+        config("StableLmForCausalLM", (5120, 13824, 40, 32, 8, 100352), partial_rotary_factor=0.25, layer_norm_eps=1e-5,
+               max_position_embeddings=4096, qk_layernorm=True, use_parallel_residual=True, use_qkv_bias=False),
+        {"head_size": 160, "rope.dim": 40, "qk_norm": "each_head", "parallel_residual": True},
+    ),
+    "GPT-2": (
+        {
+            "activation_function": "gelu_new",
+            "architectures": ["GPT2LMHeadModel"],
+            "layer_norm_epsilon": 1e-05,
+            "n_ctx": 1024,
+            "n_embd": 768,
+            "n_head": 12,
+            "n_layer": 12,
+            "n_positions": 1024,
+            "vocab_size": 50257,
+        },
+        {
+            "intermediate_size": 3072,
+            "head_size": 64,
+            "max_model_len": 1024,
+            "learned_positions": True,
+            "gated": False,
+            "norm": "layer",
+            "activation": "gelu_tanh",
+            "tie_embeddings": True,
+        },
+    ),
+    "Qwen3 30B-A3B": (
+        config("Qwen3MoeForCausalLM", (2048, 6144, 48, 32, 4, 151936), head_dim=128, num_experts=128,
+               num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
+               mlp_only_layers=[], rope_theta=1e6, use_sliding_window=False),
+        {"num_experts": 128, "experts_per_token": 8, "intermediate_size": 768, "qk_norm": "head",
+         "normalised_experts": True, "sliding_window": None},
+    ),
+    "Mixtral 8x7B": (
+        config("MixtralForCausalLM", (4096, 14336, 32, 32, 8, 32000), num_local_experts=8, num_experts_per_tok=2,
+               rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None),
+        {"num_experts": 8, "experts_per_token": 2, "intermediate_size": 14336, "rope.theta": 1e6,
+         "normalised_experts": True},
+    ),
+}  # fmt: skip
+
+
+def parsed(values: dict[str, Any]) -> ModelConfig:
+    return family_of_json(values, "config.json").read_json(values, "config.json")
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name: str) -> None:
+    values, wanted = PUBLISHED[name]
+    got = parsed(values)
+    for path, value in wanted.items():
+        found: Any = got
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert found == value, path
+
+
+def test_bases_of_both_kinds_of_layers() -> None:
+    """Where the nested form does not name one, it is the family's."""
+    nested = {"full_attention": {"rope_type": "linear", "factor": 8.0}, "sliding_attention": {"rope_type": "default"}}
+    values = config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), rope_parameters=nested)
+    got = parsed(values)
+    assert got.local_rope is not None
+    assert (got.rope.theta, got.rope.factor, got.local_rope.theta, got.local_rope.scaling) == (1e6, 8.0, 1e4, "none")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            config("DeepseekV3ForCausalLM", (7168, 18432, 61, 128, 128, 129280)),
+            "DeepseekV3ForCausalLM is not supported",
+        ),
+        (config("CohereForCausalLM", (8192, 22528, 40, 64, 64, 256000)), "CohereForCausalLM is not supported"),
+        (config("PhiForCausalLM", (2560, 10240, 32, 32, 32, 51200)), "PhiForCausalLM is not supported"),
+        (config("Phi3SmallForCausalLM", (4096, 14336, 32, 32, 8, 100352)), "Phi3SmallForCausalLM is not supported"),
+        (config("Qwen2VLForConditionalGeneration", (1536, 8960, 28, 12, 2, 151936)), "Qwen2VLForConditionalGen"),
+        (
+            {
+                "architectures": ["Mistral3ForConditionalGeneration"],
+                "text_config": {
+                    **MISTRAL_SMALL,
+                    "model_type": "ministral3",
+                    "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "llama_4_scaling_beta": 0.1},
+                },
+            },
+            "llama_4_scaling_beta",
+        ),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "text_config must be an object"),
+        (
+            config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), use_bidirectional_attention=True),
+            "use_bidirectional_attention",
+        ),
+        (
+            config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), final_logit_softcapping=30.0),
+            "final_logit_softcapping",
+        ),
+        (
+            config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), layer_types=["full_attention"] * 17),
+            "layer_types must be a list of 18",
+        ),
+        (config("SmolLM3ForCausalLM", (2048, 11008, 4, 16, 4, 128), no_rope_layers=[1, 1]), "no_rope_layers"),
+        (config("GraniteForCausalLM", (2048, 8192, 4, 32, 8, 128), logits_scaling=0), "logits_scaling must be a"),
+        (config("StableLmForCausalLM", (2048, 8192, 4, 32, 8, 128), qk_layernorm="yes"), "qk_layernorm must be true"),
+        (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="relu"), "hidden_act relu"),
+        ({"architectures": ["GPT2LMHeadModel"], "activation_function": "relu"}, "hidden_act relu"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[0]), "layers without experts"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
+        (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
+        (
+            config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)),
+            "not supported because its attention scores have a soft cap",
+        ),
+        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "not supported because its experts have biases"),
+        ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
+        ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
+    ],
+)
+def test_refused_by_name(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidModel) as error:
+        parsed(values)
+    assert message in str(error.value)
+
+
+ODD: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    3,
+    2**31,
+    2**70,
+    0.5,
+    1e-300,
+    1e300,
+    "",
+    "yarn",
+    [],
+    [1],
+    [[]],
+    {},
+    {"rope_type": 1},
+]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_odd_values_are_refused_or_make_sense(name: str) -> None:
+    """Every field of every config with every odd value: read and used, or one line."""
+    values, _ = PUBLISHED[name]
+    keys = set(values) | {key for family in FAMILIES for key in family.defaults} | {"rope_parameters", "layer_types"}
+    for key in sorted(keys - {"architectures", "text_config"}):
+        for odd in ODD:
+            try:
+                got = parsed({**values, key: odd})
+            except InvalidModel as error:
+                assert str(error).isprintable()
+                continue
+            for layer in (0, got.num_layers - 1):
+                rope = got.rope_of(layer)
+                assert rope is None or len(rope.inv_freq(got.max_model_len)) == rope.dim // 2
+                assert got.window_of(layer) is None or isinstance(got.window_of(layer), int)
+
+
+@pytest.mark.parametrize("key", ["rope_type", "factor", "beta_fast", "beta_slow", "mscale", "attention_factor",
+                                 "original_max_position_embeddings", "rope_theta", "low_freq_factor", "short_factor",
+                                 "long_factor", "partial_rotary_factor", "full_attention"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["Qwen2.5 7B with YaRN", "Phi-3 mini 128k", "Llama 3.2 1B", "OLMo 3 7B", "LongChat 7B"]
+)
+def test_odd_values_of_scaling(name: str, key: str) -> None:
+    values, _ = PUBLISHED[name]
+    for kind in (values["rope_scaling"].get("rope_type"), "dynamic", "yarn"):
+        for odd in ODD:
+            try:
+                got = parsed({**values, "rope_scaling": {**values["rope_scaling"], "rope_type": kind, key: odd}})
+            except InvalidModel as error:
+                assert str(error).isprintable()
+                continue
+            for max_model_len in (1, got.max_model_len):
+                assert len(got.rope.inv_freq(max_model_len)) == got.rope.dim // 2
+
+
+def test_every_field_of_a_config_is_plain() -> None:
+    """Configs are compared and printed: nothing in them is an object with an identity."""
+    for values, _ in PUBLISHED.values():
+        one, other = parsed(values), parsed(values)
+        assert one == other
+        assert all(field.name in repr(one) for field in fields(one))
