@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from chairlift.wire import Drain
 from chairlift.worker.local import LocalEngine
 from fakes import FakeExecutor, expected
 from journal.recording import replay_file
-from worker.running import Running, fake_engine, request
+from worker.running import TIMEOUT_S, Running, fake_engine, request
 from worker.test_local import Inbox
 
 FORM = StructuredOutputs(regex="a")
@@ -28,10 +29,13 @@ class Gate:
     at_once: bool = False
     asked: dict[int, Callable[[Checked], None]] = field(default_factory=dict)
     holding: dict[int, int] = field(default_factory=dict)
+    arrived: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released for each that asks."""
 
     def ask(self, request: Request, tell: Callable[[Checked], None]) -> Checked | None:
         self.asked[request.id] = tell
         self.holding[request.id] = request.n
+        self.arrived.release()
         return Checked(request.id) if self.at_once else None
 
     def release(self, request_id: int, num_answers: int | None = None) -> None:
@@ -77,7 +81,7 @@ def test_src_vllm_47312_a_grammar_that_fails_ends_its_request_with_a_reason() ->
     gate = Gate()
     with Running(gate=gate) as running:
         running.add(formed(1), formed(2))
-        running.emitted.wait_for(lambda: len(gate.asked) == 2)
+        assert gate.arrived.acquire(timeout=TIMEOUT_S) and gate.arrived.acquire(timeout=TIMEOUT_S)
         gate.answer(1, "unknown keyword")
         gate.answer(2, "later", is_busy=True)
         running.emitted.wait_for(lambda: len(running.emitted.refusals) == 2)
