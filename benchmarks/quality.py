@@ -64,7 +64,7 @@ def main() -> None:
             max_model_len=WINDOW,
             dtype=weights.dtype,
             wide_weights=weights.wide,
-        head_group=weights.head_group,
+            head_group=weights.head_group,
             kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
         )
         return Program(model, options)
