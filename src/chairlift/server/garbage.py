@@ -2,17 +2,18 @@
 
 The interpreter looks through everything whenever what lives has grown by a quarter: while thousands connect, a tenth of
 a second each time, again and again, in which nobody is served. Garbage that dies young is found as ever. The old is
-looked for every few seconds if there may be any, or at once if there may be much.
+looked for now and then if there may be any, or at once if there may be much.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import time
 
 LOOK_S = 1.0
-REST_S = 10.0
-"""Between two searches, unless much has come together."""
+RESTS = 50
+"""A search is followed by so many times its own length without one, unless much has come together."""
 SOME, MANY = 10, 200
 """Searches among the young since the last whole one. Each means that some seven thousand objects came."""
 _NEVER, _USUAL = 1 << 30, 10
@@ -24,7 +25,7 @@ class Garbage:
 
     def __init__(self) -> None:
         self._timer: asyncio.TimerHandle | None = None
-        self._rested_s = 0.0
+        self._due = 0.0
 
     def start(self) -> None:
         """From now on; on an event loop."""
@@ -42,9 +43,9 @@ class Garbage:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        self._rested_s += LOOK_S
-        num_young = gc.get_count()[2]
-        if num_young >= MANY or (num_young >= SOME and self._rested_s >= REST_S):
-            self._rested_s = 0.0
+        num_young, now = gc.get_count()[2], time.perf_counter()
+        if num_young >= MANY or (num_young >= SOME and now >= self._due):
             gc.collect()
+            then = time.perf_counter()
+            self._due = then + RESTS * (then - now)
         self._wait()
