@@ -15,9 +15,10 @@ from pathlib import Path
 from server.fake_worker import FAIL, REFUSE, REFUSE_LATE
 from server.raw_http import CLOSE, drawn_request, leave
 from server.served import Served, served
-from survival.client import HOST, Report, metric, resident_kib
+from survival.client import HOST, Report, get, metric, resident_kib
 
 SETTLE_S = 30.0
+RESTARTS = "chairlift:engine_restarts_total"
 GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
 FAULTS = (FAIL, REFUSE, REFUSE_LATE)
 
@@ -62,17 +63,21 @@ async def _storm(server: Served, size: Storm) -> Report:
     marks = {round(mark * size.num_requests): mark for mark in size.marks}
     kills = {round((k + 0.5) / size.num_kills * size.num_requests) for k in range(size.num_kills)}
     num_ended = 0
+    is_up = asyncio.Event()
+    is_up.set()
 
     async def one(index: int) -> None:
         nonlocal num_ended
         async with gate:
+            await is_up.wait()
             outcomes[await _client(server.port, random.Random(f"{size.seed} {index}"), size)] += 1
         num_ended += 1
         if num_ended in marks:
             memory[marks[num_ended]] = resident_kib(server.process.pid)
         if num_ended in kills:
-            for pid in server.worker_pids():
-                os.kill(pid, signal.SIGKILL)
+            is_up.clear()
+            await _kill(server)
+            is_up.set()
 
     began = time.monotonic()
     await asyncio.gather(*(one(index) for index in range(size.num_requests)))
@@ -83,12 +88,24 @@ async def _storm(server: Served, size: Storm) -> Report:
         "requests": size.num_requests,
         "elapsed_s": round(elapsed_s, 1),
         "outcomes": dict(sorted(outcomes.items())),
-        "engine_restarts": await metric(server.port, "chairlift:engine_restarts_total"),
+        "engine_restarts": await metric(server.port, RESTARTS),
         "before": before,
         "after": after,
         "rss_kib": memory,
         "growth_kib": memory[last] - memory[first],
     }
+
+
+async def _kill(server: Served) -> None:
+    """Kill the engine and wait until another serves: who asks meanwhile is refused at once, which tries nothing."""
+    num_restarts = await metric(server.port, RESTARTS)
+    for pid in server.worker_pids():
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + SETTLE_S
+    while await metric(server.port, RESTARTS) == num_restarts or (await get(server.port, "/ready"))[0] != 200:
+        if time.monotonic() > deadline:
+            raise TimeoutError("no other engine came")
+        await asyncio.sleep(0.05)
 
 
 async def _settled(server: Served, before: dict[str, float]) -> dict[str, float]:
