@@ -75,15 +75,14 @@ def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty) ->
     """
     rows, cols = _stacked_shape(tensors)
     group = fitting_group(cols, group)
-    shapes = [grid_shape(tensor) for tensor in tensors]
-    kept = [shape is not None and _is_int8(shape) and shape.group % group == 0 for shape in shapes]
-    wide = any(keep and shape is not None and shape.wide for keep, shape in zip(kept, shapes, strict=True))
+    kept = [_kept_by_int8(tensor, group) for tensor in tensors]
+    wide = any(shape is not None and shape.wide for shape in kept)
     values = allocate((rows, cols // group, group), np.int8)
     scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
-    for keep, (tensor, part), (_, part_scales) in zip(
+    for shape, (tensor, part), (_, part_scales) in zip(
         kept, _parts(tensors, values), _parts(tensors, scales), strict=True
     ):
-        (_keep_int8 if keep else _round_to_int8)(tensor, Int8Groups(part, part_scales))
+        (_round_to_int8 if shape is None else _keep_int8)(tensor, Int8Groups(part, part_scales))
     return Int8Groups(values, scales)
 
 
@@ -99,32 +98,44 @@ def to_int4(tensor: Tensor, group: int = 32, allocate: Allocate = np.empty) -> I
     group = fitting_group(tensor.cols, group)
     if group % 2:
         raise InvalidModel(f"tensor {tensor.name}: rows of {tensor.cols} numbers cannot be packed two to a byte")
-    shape = grid_shape(tensor)
-    keeps = shape is not None and 0 < shape.bits <= 4 and shape.group % group == 0
+    kept = _kept_by_int4(tensor, group)
     num_groups = tensor.cols // group
     values = allocate((tensor.rows, num_groups, group // 2), np.uint8)
-    scales = allocate((tensor.rows, num_groups, 1), np.float32 if keeps and shape and shape.wide else np.float16)
-    offsets = allocate(scales.shape, np.float32) if keeps and shape and shape.has_offsets else None
+    scales = allocate((tensor.rows, num_groups, 1), np.float32 if kept and kept.wide else np.float16)
+    offsets = allocate(scales.shape, np.float32) if kept and kept.has_offsets else None
     packed = Int4Groups(values, scales, offsets)
-    (_keep_int4 if keeps else _round_to_int4)(tensor, packed)
+    (_keep_int4 if kept else _round_to_int4)(tensor, packed)
     return packed
 
 
 def int8_bytes(tensor: Tensor, group: int) -> int:
     """Memory that `to_int8` takes for a weight alone."""
-    group, shape = fitting_group(tensor.cols, group), grid_shape(tensor)
-    keeps = shape is not None and _is_int8(shape) and shape.group % group == 0
-    scale_bytes = 4 if keeps and shape is not None and shape.wide else 2
+    group = fitting_group(tensor.cols, group)
+    kept = _kept_by_int8(tensor, group)
+    scale_bytes = 4 if kept and kept.wide else 2
     return tensor.rows * (tensor.cols + tensor.cols // group * scale_bytes)
 
 
 def int4_bytes(tensor: Tensor, group: int) -> int:
     """Memory that `to_int4` takes for a weight."""
-    group, shape = fitting_group(tensor.cols, group), grid_shape(tensor)
-    group_bytes = 2
-    if shape is not None and 0 < shape.bits <= 4 and shape.group % group == 0:
-        group_bytes = (4 if shape.wide else 2) + (4 if shape.has_offsets else 0)
+    group = fitting_group(tensor.cols, group)
+    kept = _kept_by_int4(tensor, group)
+    group_bytes = (4 if kept and kept.wide else 2) + (4 if kept and kept.has_offsets else 0)
     return tensor.rows * (tensor.cols // 2 + tensor.cols // group * group_bytes)
+
+
+def _kept_by_int8(tensor: Tensor, group: int) -> GridShape | None:
+    """The grid of a weight whose own numbers fit eight bits in groups of `group`; None if it has to be rounded."""
+    shape = grid_shape(tensor)
+    fits = shape is not None and shape.bits > 0 and not shape.has_offsets and shape.group % group == 0
+    return shape if fits else None
+
+
+def _kept_by_int4(tensor: Tensor, group: int) -> GridShape | None:
+    """The same of four bits, which may have offsets."""
+    shape = grid_shape(tensor)
+    fits = shape is not None and 0 < shape.bits <= 4 and shape.group % group == 0
+    return shape if fits else None
 
 
 def suits_int4(tensor: Tensor) -> bool:
@@ -242,10 +253,6 @@ def _repeated(per_group: NDArray[np.float32], num_groups: int) -> NDArray[np.flo
     """Of the file's groups, `[rows, groups]`, for so many smaller ones."""
     times = num_groups // per_group.shape[1]
     return per_group if times == 1 else np.repeat(per_group, times, axis=1)
-
-
-def _is_int8(shape: GridShape) -> bool:
-    return shape.bits > 0 and not shape.has_offsets
 
 
 # ---------------------------------------------------------------- blocks of rows
