@@ -91,17 +91,11 @@ def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) 
 
     The products that gather tokens have no place for the sums that belong to offsets.
     """
-    if dtype == "int4" and not all(suits_expert_int4(tensor) for tensor in tensors):
-        dtype = "int8"
-    match dtype:
-        case "float32":
-            return to_float32(*tensors, allocate=arena.empty)
-        case "bfloat16":
-            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty))
-        case "int8":
-            return to_int8(*tensors, group=group, allocate=arena.empty)
-        case "int4":
-            return [_stacked_int4(tensors, group, arena)]
+    if dtype != "int4":
+        return pack(tensors, dtype, group, arena)
+    if all(suits_expert_int4(tensor) for tensor in tensors):
+        return [_stacked_int4(tensors, group, arena)]
+    return pack(tensors, "int8", group, arena)
 
 
 def suits_expert_int4(tensor: Tensor) -> bool:
