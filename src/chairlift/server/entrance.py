@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from chairlift.core.admission import RefusalReason
 from chairlift.core.errors import NeverFits, Overloaded
+from chairlift.core.tickets import Ticket
 from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.errors import ApiError, from_invalid, overloaded
 from chairlift.server.fields import model_name
@@ -18,6 +20,19 @@ T = TypeVar("T")
 
 INLINE_BYTES = 16 << 10
 """Bodies up to this size are read on the event loop: a few milliseconds at most, and no thread to wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    """A request that has its places, before it is tokenised."""
+
+    principal: str
+    tenant: str
+    arrival: float
+    ttft_deadline: float | None
+    e2e_deadline: float | None
+    tickets: Sequence[Ticket]
+    """One per prompt, or per text that is read for a vector."""
 
 
 async def here_or_on(pool: Executor, work: Callable[[], T], *, inline: bool) -> T:

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
 from chairlift.core.admission import Admission
-from chairlift.core.tickets import Ticket
 from chairlift.core.types import Request
 from chairlift.server import validate
 from chairlift.server.answer import Answer
 from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
 from chairlift.server.dialect import Heading, Question, Read
-from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
+from chairlift.server.entrance import INLINE_BYTES, Admitted, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import cache_salt, tenant_name
@@ -58,20 +57,6 @@ class Engine:
     """Names that requests may use; the first is the one that responses carry."""
     created: int
     """When it was loaded, in seconds since 1970."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
-    """A request that has its place, before it is tokenised."""
-
-    asked: validate.Validated
-    principal: str
-    tenant: str
-    arrival: float
-    ttft_deadline: float | None
-    e2e_deadline: float | None
-    tickets: Sequence[Ticket]
-    """One per prompt."""
 
 
 class Generation:
@@ -178,7 +163,6 @@ class Generation:
                 e2e_deadline=e2e_deadline,
             )
         return Admitted(
-            asked=asked,
             principal=principal,
             tenant=tenant,
             arrival=arrival,

@@ -24,7 +24,7 @@ from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.bounds import DeadlineMs, Priority, RequestId, Truncation, UserName, tells
 from chairlift.server.client import EngineClient
 from chairlift.server.collection import Collection
-from chairlift.server.entrance import INLINE_BYTES, check_model, here_or_on, refusals
+from chairlift.server.entrance import INLINE_BYTES, Admitted, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError, from_invalid, never_fits
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.fields import check_priority_and_cut, deadline_s, user_name
@@ -107,20 +107,6 @@ class Reader:
         return self.client.pass_metrics
 
 
-@dataclass(frozen=True, slots=True)
-class _Admitted:
-    """What has its places, before it is tokenised."""
-
-    job: Job
-    principal: str
-    tenant: str
-    arrival: float
-    ttft_deadline: float | None
-    e2e_deadline: float | None
-    tickets: Sequence[Ticket]
-    """One per item."""
-
-
 MakeJob = Callable[[dict[str, Any], Reader], Job]
 """Raises an ApiError for a body that is wrong in itself."""
 
@@ -176,7 +162,7 @@ class Passes:
                 for one in fitted:
                     if isinstance(one, ApiError):
                         raise one
-            asked = list(self._requests(admitted, fitted))
+            asked = list(self._requests(job, admitted, fitted))
             collection = Collection(self.reader.client, fitted, exchange.id)
             await self._collect(exchange, job, collection, asked)
         finally:
@@ -184,7 +170,7 @@ class Passes:
             for ticket in admitted.tickets:
                 self.reader.admission.ended(ticket, now)
 
-    def _admit(self, exchange: Exchange, job: Job, arrival: float) -> _Admitted:
+    def _admit(self, exchange: Exchange, job: Job, arrival: float) -> Admitted:
         """Raises an ApiError if there is no place for it."""
         principal, tenant = exchange.principal.name, tenant_name(exchange.headers, user_name(job.fields))
         if exchange.used is not None:
@@ -203,11 +189,19 @@ class Passes:
                 ttft_deadline=ttft_deadline,
                 e2e_deadline=e2e_deadline,
             )
-        return _Admitted(job, principal, tenant, arrival, ttft_deadline, e2e_deadline, tickets)
+        return Admitted(
+            principal=principal,
+            tenant=tenant,
+            arrival=arrival,
+            ttft_deadline=ttft_deadline,
+            e2e_deadline=e2e_deadline,
+            tickets=tickets,
+        )
 
-    def _requests(self, admitted: _Admitted, fitted: Sequence[Passage | ApiError]) -> Iterator[tuple[Request, Ticket]]:
+    def _requests(
+        self, job: Job, admitted: Admitted, fitted: Sequence[Passage | ApiError]
+    ) -> Iterator[tuple[Request, Ticket]]:
         """One for each item that can be read; the others give their places back."""
-        job = admitted.job
         for ticket, one in zip(admitted.tickets, fitted, strict=True):
             if isinstance(one, ApiError):
                 self.reader.admission.ended(ticket, admitted.arrival)
