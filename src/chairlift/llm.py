@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import repeat
 from os import PathLike, fspath
 from types import TracebackType
@@ -18,7 +18,6 @@ from tqdm import tqdm
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
-from chairlift.models.fetch import fetched
 from chairlift.worker.answers import Answer, Assembly, CompletionOutput, RequestOutput
 from chairlift.worker.arguments import (
     Message,
@@ -35,7 +34,7 @@ from chairlift.worker.arguments import (
 )
 from chairlift.worker.build import Built, build
 from chairlift.worker.encoder import BuiltEncoder, load_encoder
-from chairlift.worker.loading import getting
+from chairlift.worker.fetch import with_models_here
 from chairlift.worker.local import LocalEngine, QueueReader
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, Texts, each_pair
@@ -543,10 +542,4 @@ def _engine_options(model: str | PathLike[str], options: Mapping[str, Any]) -> E
             raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
     options = dict(options)
     revision = options.pop("revision", None)
-    asked = EngineOptions(model=fspath(model), **options)
-    beside = asked.embedding_model
-    return replace(
-        asked,
-        model=fetched(asked.model, revision, getting),
-        embedding_model=None if beside is None else fetched(beside, None, getting),
-    )
+    return with_models_here(EngineOptions(model=fspath(model), **options), revision)

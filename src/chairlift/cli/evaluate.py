@@ -81,12 +81,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from chairlift.executors.openvino.choice import choose_weights
     from chairlift.executors.openvino.evaluation import evaluate, windows_of
-    from chairlift.models import open_model, resolve
-    from chairlift.models.fetch import fetched
     from chairlift.text import load_text
-    from chairlift.worker.loading import getting
+    from chairlift.worker.fetch import model_here
 
-    model = open_model(resolve(fetched(arguments.model, None, getting)))
+    model = model_here(arguments.model)
     other, other_dtype = _other(arguments, model)
     text, tokenizer = _read(arguments.text), load_text(model).tokenizer
     tokens = tokenizer.encode(text, add_special_tokens=False)[: arguments.max_tokens]
@@ -134,9 +132,7 @@ def _other(arguments: argparse.Namespace, model: Model) -> tuple[Model | None, A
         InvalidModel: it is neither a precision nor a model.
         InvalidOption: a precision of nothing, or two.
     """
-    from chairlift.models import open_model, resolve
-    from chairlift.models.fetch import fetched
-    from chairlift.worker.loading import getting
+    from chairlift.worker.fetch import model_here
 
     dtype: AskedDtype | None = arguments.against_dtype
     named = next((one for one in get_args(AskedDtype) if one == arguments.against), None)
@@ -146,7 +142,7 @@ def _other(arguments: argparse.Namespace, model: Model) -> tuple[Model | None, A
         return None, "float32"
     if named is not None:
         return model, named
-    return open_model(resolve(fetched(arguments.against, None, getting))), dtype or "float32"
+    return model_here(arguments.against), dtype or "float32"
 
 
 def _read(path: Path) -> str:

@@ -142,6 +142,8 @@ def ready_options(arguments: argparse.Namespace) -> EngineOptions:
         InvalidOption: a value out of range.
         InvalidModel: a model cannot be got.
     """
+    from chairlift.worker.fetch import with_models_here
+
     return with_models_here(engine_options(arguments))
 
 
@@ -157,20 +159,3 @@ def model_name(arguments: argparse.Namespace) -> str:
     named = (getattr(arguments, "model_tag", None), arguments.model, DEFAULT_MODEL)
     name = next(name for name in named if name is not None)
     return name if arguments.revision is None else str(named_on_hub(name, arguments.revision))
-
-
-def with_models_here(options: EngineOptions) -> EngineOptions:
-    """The same with the names of what lies on this machine: models of a hub are got, and named by their commit.
-
-    Raises:
-        InvalidModel: one cannot be got.
-    """
-    from chairlift.models.fetch import fetched
-    from chairlift.worker.loading import getting
-
-    beside = options.embedding_model
-    return replace(
-        options,
-        model=fetched(options.model, None, getting),
-        embedding_model=None if beside is None else fetched(beside, None, getting),
-    )

@@ -31,11 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     from chairlift.executors.openvino.choice import choose_weights
     from chairlift.executors.openvino.memory import shown_bytes
     from chairlift.executors.openvino.quantizing import quantize_model
-    from chairlift.models import open_model, resolve
-    from chairlift.models.fetch import fetched
-    from chairlift.worker.loading import LoadingBar, getting
+    from chairlift.worker.fetch import model_here
+    from chairlift.worker.loading import LoadingBar
 
-    model = open_model(resolve(fetched(arguments.model, None, getting)))
+    model = model_here(arguments.model)
     weights = choose_weights(model, arguments.dtype)
     out: Path = arguments.out
     quantize_model(model, weights, out, LoadingBar(model.name, "quantizing"))

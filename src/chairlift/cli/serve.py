@@ -12,7 +12,7 @@ from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.batch_flags import add_batch_flags, batch_options
 from chairlift.cli.chat_flags import add_chat_flags
 from chairlift.cli.config import read_text
-from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options, with_models_here
+from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
 
@@ -183,6 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
     from chairlift.server.options import ServerOptions
     from chairlift.server.run import serve
     from chairlift.server.served_text import load_served_text
+    from chairlift.worker.fetch import with_models_here
     from chairlift.worker.options import worker_command
 
     engine = engine_options(arguments)
