@@ -203,9 +203,9 @@ def test_one_key_sends_a_few_files_at_a_time(server: RunningServer) -> None:
             connection.putheader(name, value)
         connection.endheaders(body[:500])
         connections.append(connection)
-    files = server.app.batches
-    assert files is not None
-    until(lambda: files.files._num_uploads == {"": 4})
+    store = server.store
+    assert store is not None
+    until(lambda: store.num_coming("") == 4)
     status, answer = server.json("POST", "/v1/files", body, headers)
     assert (status, answer["error"]["code"]) == (429, "too_many_uploads")
     for connection in connections:

@@ -38,30 +38,23 @@ class Files:
     def __init__(self, store: Store, wall_clock: Callable[[], float]) -> None:
         self._store = store
         self._wall_clock = wall_clock
-        self._num_uploads: dict[str, int] = {}
 
     async def upload(self, exchange: Exchange) -> None:
         """POST /v1/files."""
         owner = exchange.principal.name
         boundary = boundary_of(exchange.headers.get(b"content-type", b""))
         self._store.check_room(owner)
-        if self._num_uploads.get(owner, 0) >= MAX_UPLOADS:
+        if self._store.num_coming(owner) >= MAX_UPLOADS:
             raise ApiError(429, f"You are sending {MAX_UPLOADS} files already.", code="too_many_uploads")
-        self._num_uploads[owner] = self._num_uploads.get(owner, 0) + 1
+        upload = _Upload(self._store, owner)
         try:
-            upload = _Upload(self._store, owner)
-            try:
-                file = await self._received(exchange, boundary, upload)
-                await self._store.add_file(file)
-            except BaseException:
-                await upload.give_up()
-                raise
-            finally:
-                upload.close()
+            file = await self._received(exchange, boundary, upload)
+            await self._store.add_file(file)
+        except BaseException:
+            await upload.give_up()
+            raise
         finally:
-            self._num_uploads[owner] -= 1
-            if not self._num_uploads[owner]:
-                del self._num_uploads[owner]
+            upload.close()
         await exchange.respond(200, encode_json(file.as_json()))
 
     async def _received(self, exchange: Exchange, boundary: bytes, upload: _Upload) -> FileRecord:

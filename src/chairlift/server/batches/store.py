@@ -35,6 +35,10 @@ R = TypeVar("R", FileRecord, BatchRecord)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+Held = dict[str, tuple[int, int]]
+"""Files and all their bytes, by owner."""
+_NOTHING = (0, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLimits:
@@ -69,12 +73,12 @@ class Store:
         self._pool = pool
         self._keeper = keeper
         self._lock = lock_folder(self._folder)
-        self._coming: dict[str, list[int]] = {}
-        """Uploads that are arriving, and their bytes, by owner."""
+        self._coming: Held = {}
+        """Uploads that are arriving, as far as they are here."""
         self._written: dict[str, int] = {}
         """Bytes of results that are no files yet, by batch."""
-        self._kept: dict[str, list[int]] = {}
-        """Files that are there, and all bytes, those of results that are no files yet included, by owner."""
+        self._kept: Held = {}
+        """What is there, with the bytes of results that are no files yet."""
         try:
             self._load()
         except OSError as error:
@@ -143,11 +147,11 @@ class Store:
 
     def num_bytes(self, owner: str) -> int:
         """Bytes that an owner keeps, with those that are being written."""
-        return sum(self._kept.get(owner, ())[1:]) + sum(self._coming.get(owner, ())[1:])
+        return sum(held.get(owner, _NOTHING)[1] for held in (self._kept, self._coming))
 
     def check_room(self, owner: str, num_bytes: int = 0) -> None:
         """Raises an ApiError if an owner may not have another file, or so many bytes more."""
-        num_files = sum(self._kept.get(owner, ())[:1]) + sum(self._coming.get(owner, ())[:1])
+        num_files = self._kept.get(owner, _NOTHING)[0] + self.num_coming(owner)
         num_files += 2 * sum(batch.owner == owner for batch in self.unfinished())  # there may be results of each
         if num_files >= self.limits.max_files:
             raise _too_much(f"You have {num_files} files, of at most {self.limits.max_files}: delete some.")
@@ -162,42 +166,35 @@ class Store:
         """Bytes that an owner may have besides what is there."""
         return self.limits.max_bytes - self.num_bytes(owner)
 
+    def num_coming(self, owner: str) -> int:
+        """Files of an owner that are arriving."""
+        return self._coming.get(owner, _NOTHING)[0]
+
     def begin_coming(self, owner: str) -> None:
         """A file is going to arrive."""
-        self._coming.setdefault(owner, [0, 0])[0] += 1
+        _count(self._coming, owner, 1, 0)
 
     def add_coming(self, owner: str, num_bytes: int) -> None:
         """So much more of it has."""
-        self._coming[owner][1] += num_bytes
+        _count(self._coming, owner, 0, num_bytes)
 
     def end_coming(self, owner: str, num_bytes: int) -> None:
         """A file of so many bytes is there, or given up."""
-        coming = self._coming[owner]
-        coming[0] -= 1
-        coming[1] -= num_bytes
-        if not coming[0]:
-            del self._coming[owner]
+        _count(self._coming, owner, -1, -num_bytes)
 
     def add_written(self, batch: BatchRecord, num_bytes: int) -> None:
         """There are so many bytes more of a batch's results."""
         self._written[batch.id] = self._written.get(batch.id, 0) + num_bytes
-        self._count(batch.owner, 0, num_bytes)
+        _count(self._kept, batch.owner, 0, num_bytes)
 
     def release(self, batch: BatchRecord) -> None:
         """A batch has ended: its results are files like others."""
-        self._count(batch.owner, 0, -self._written.pop(batch.id, 0))
+        _count(self._kept, batch.owner, 0, -self._written.pop(batch.id, 0))
 
     def _add(self, file: FileRecord) -> None:
         if file.id not in self.files:
-            self._count(file.owner, 1, file.num_bytes)
+            _count(self._kept, file.owner, 1, file.num_bytes)
         self.files[file.id] = file
-
-    def _count(self, owner: str, num_files: int, num_bytes: int) -> None:
-        kept = self._kept.setdefault(owner, [0, 0])
-        kept[0] += num_files
-        kept[1] += num_bytes
-        if kept == [0, 0]:
-            del self._kept[owner]
 
     async def add_file(self, file: FileRecord) -> None:
         """Keep the record of a file whose content is there for good; adding it again changes nothing.
@@ -223,7 +220,7 @@ class Store:
                 headers=DO_NOT_RETRY,
             )
         if self.files.pop(file.id, None) is not None:
-            self._count(file.owner, -1, -file.num_bytes)
+            _count(self._kept, file.owner, -1, -file.num_bytes)
         await self.discard(file.id)
 
     async def discard(self, file_id: str) -> None:
@@ -317,6 +314,14 @@ def no_room(max_bytes: int) -> ApiError:
 
 def _too_much(message: str) -> ApiError:
     return ApiError(413, message, code="storage_limit", headers=(*DO_NOT_RETRY, (b"connection", b"close")))
+
+
+def _count(held: Held, owner: str, num_files: int, num_bytes: int) -> None:
+    """An owner has so many more; who has nothing is forgotten."""
+    files_before, bytes_before = held.get(owner, _NOTHING)
+    held[owner] = files_before + num_files, bytes_before + num_bytes
+    if held[owner] == _NOTHING:
+        del held[owner]
 
 
 def _serial_of(record: FileRecord | BatchRecord) -> int:
