@@ -33,8 +33,8 @@ MAX_ARRAY_TEXT_BYTES = 16 << 20
 MAX_DIM = 1 << 40
 MAX_PARTS = 1024
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
-"""How the parts of a split file are named."""
+PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
+"""How the parts of a split file are named: of the whole, number, of how many, ending."""
 
 _STRING, _ARRAY = 8, 9
 _SCALARS: dict[int, Literal["B", "b", "H", "h", "I", "i", "f", "Q", "q", "d"]] = {
@@ -217,7 +217,7 @@ def open_gguf(path: Path) -> GGUF:
     if count <= 1:
         return gguf
     number = gguf.integer("split.no", 0)
-    named = _PART.fullmatch(path.name)
+    named = PART_NAME.fullmatch(path.name)
     if not 0 <= number < count <= MAX_PARTS or named is None or int(named[3]) != count or int(named[2]) != number + 1:
         raise gguf.error(f"part {number + 1} of {count} must be named NAME-{number + 1:05}-of-{count:05}.gguf")
     if number != 0:
@@ -244,13 +244,13 @@ def _add_part(gguf: GGUF, path: Path, number: int, count: int) -> None:
 
 def part_name(path: Path, number: int) -> str:
     """The name of another part beside a part of a split file; the name itself if it is none."""
-    named = _PART.fullmatch(path.name)
+    named = PART_NAME.fullmatch(path.name)
     return path.name if named is None else f"{named[1]}-{number:05}-of-{named[3]}{named[4]}"
 
 
 def model_name(path: Path) -> str:
     """A file's name without its ending, and without the number of a part."""
-    named = _PART.fullmatch(path.name)
+    named = PART_NAME.fullmatch(path.name)
     return named[1] if named else path.stem
 
 

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import shown
+from chairlift.models.gguf import PART_NAME
 
 PREFERRED_GGUF = "Q4_K_M"
 """What is taken of several GGUF files where nothing is said: half a byte a number, hardly worse than eight bits."""
@@ -24,7 +25,6 @@ _TEXT_FILES = {
 _DEEPER = re.compile(r"\d_[A-Za-z]+/config\.json|additional_chat_templates/[\w-]+\.jinja", re.ASCII)
 """How an encoder pools, and chat templates for particular uses."""
 _SAFE = re.compile(r"[\w+][\w.+ -]*(?:/[\w+][\w.+ -]*)*", re.ASCII)
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE)
 _NOT_TEXT_GGUF = re.compile(r"(?:^|[/._-])(?:mmproj|imatrix)", re.IGNORECASE)
 """What lies beside models for texts and pictures, and what quantisers measured."""
 _MAX_LISTED = 12
@@ -68,7 +68,7 @@ def gguf_parts(files: Iterable[str], pattern: str | None, repo: str) -> list[str
         found = [model for model in found if _matches(models[model], model, PREFERRED_GGUF)] or found
     if len(found) == 1:
         parts = models[found[0]]
-        split = _PART.fullmatch(parts[0])
+        split = PART_NAME.fullmatch(parts[0])
         if split is not None and len(parts) != int(split[3]):
             raise InvalidModel(f"{repo}: {shown(found[0])} has {len(parts)} of {int(split[3])} parts")
         return parts
@@ -91,7 +91,7 @@ def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
 
 def _whole(file: str) -> str:
     """The name that all parts of a split file share; any other file's own."""
-    part = _PART.fullmatch(file)
+    part = PART_NAME.fullmatch(file)
     return file if part is None else f"{part[1]}.gguf"
 
 

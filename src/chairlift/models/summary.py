@@ -9,12 +9,10 @@ from pathlib import Path
 from chairlift.core.errors import InvalidModel
 from chairlift.models.encoder import Encoder, holds_encoder, open_encoder
 from chairlift.models.files import exists, read_config, shown
-from chairlift.models.gguf import open_gguf_part, part_name
+from chairlift.models.gguf import MAX_PARTS, open_gguf_part, part_name
 from chairlift.models.model import Model, open_model
 from chairlift.models.prepared import METADATA
 from chairlift.models.resolve import ModelFiles
-
-MAX_PARTS = 1000
 
 
 @dataclass(frozen=True, slots=True)
