@@ -41,7 +41,7 @@ def rounded(one: Tensor, dtype: Dtype) -> Floats:
             return to_int8(one, group=64).to_float32()
         case "int4":
             if suits_int4(one):
-                return to_int4(one, 32).to_float32()
+                return to_int4(one, group=32).to_float32()
             return to_int8(one, group=32).to_float32()
         case _:
             return to_float32(one)

@@ -41,7 +41,7 @@ def test_packed_weights_take_what_was_said(encoding: Encoding) -> None:
     raw = memoryview(bytes(4 * 512 // encoding.unit * encoding.unit_bytes))
     tensor = Tensor("t", (4, 512), encoding, raw)
     for group in (32, 64):
-        eight, four = to_int8(tensor, group=group), to_int4(tensor, group)
+        eight, four = to_int8(tensor, group=group), to_int4(tensor, group=group)
         offsets = 0 if four.offsets is None else four.offsets.nbytes
         assert int8_bytes(tensor, group) == eight.values.nbytes + eight.scales.nbytes
         assert int4_bytes(tensor, group) == four.values.nbytes + four.scales.nbytes + offsets

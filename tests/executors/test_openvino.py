@@ -376,7 +376,7 @@ def test_int4_is_the_oracle_with_rounded_weights(load: Load, model_of: Callable[
     for layer in range(model.config.num_layers):
         for part in ("q", "k", "v", "o", "gate", "up", "down"):
             name = f"layers.{layer}.{part}"
-            weights[name] = to_int4(model.weights.tensor(name), 32).to_float32()
+            weights[name] = to_int4(model.weights.tensor(name), group=32).to_float32()
     tokens = tokens_of("grouped")
     keys, values = empty_caches(model.config, len(tokens))
     exact = ReferenceModel(model.config, weights).forward(tokens, 0, keys, values)

@@ -320,7 +320,7 @@ def test_int4_keeps_fractional_zero_points(encoding: str) -> None:
 @pytest.mark.parametrize(("encoding", "group"), [("Q2_K", 16), ("Q3_K", 16), ("Q4_1", 16), ("Q4_K", 8)])
 def test_int4_in_the_files_own_or_smaller_groups_is_exact(encoding: str, group: int) -> None:
     tensor = random_tensor(encoding)
-    groups = to_int4(tensor, group)
+    groups = to_int4(tensor, group=group)
     assert groups.group == group
     np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
 
@@ -344,7 +344,7 @@ def test_four_bits_are_not_for_what_a_file_holds_in_more() -> None:
 def test_int4_rounding_beats_the_plain_formula(encoding: str, group: int) -> None:
     tensor = random_tensor(encoding, 64, 512)
     exact = to_float32(tensor)
-    groups = to_int4(tensor, group)
+    groups = to_int4(tensor, group=group)
     assert groups.offsets is None and groups.group == group
     shaped = exact.reshape(64, -1, group)
     step = np.abs(shaped).max(axis=2, keepdims=True) / 7
@@ -361,6 +361,18 @@ def test_int4_of_scales_that_are_not_finite(bad: float, encoding: str, place: in
     data[place : place + 2] = np.array([bad], "<f2").tobytes()
     with pytest.raises(InvalidModel, match="tensor w holds"):
         to_int4(Tensor("w", tensor.shape, tensor.encoding, memoryview(data)))
+
+
+@pytest.mark.parametrize(("one", "two"), [("Q4_0", "BF16"), ("Q4_1", "Q4_K")])
+def test_int4_of_several_weights_on_top_of_each_other(one: str, two: str) -> None:
+    tensors = random_tensor(one, cols=256), random_tensor(two, rows=3, cols=256)
+    apart = [to_int4(tensor).to_float32() for tensor in tensors]
+    np.testing.assert_array_equal(to_int4(*tensors).to_float32(), np.concatenate(apart))
+
+
+def test_int4_with_offsets_and_without_do_not_lie_on_top_of_each_other() -> None:
+    with pytest.raises(ValueError, match="offsets"):
+        to_int4(random_tensor("Q4_0"), random_tensor("Q4_1"))
 
 
 def test_int4_of_a_row_that_cannot_be_packed() -> None:

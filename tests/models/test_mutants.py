@@ -43,7 +43,7 @@ def use_everything(files: ModelFiles) -> None:
         to_bfloat16(tensor)
         for group in (16, 64):
             to_int8(tensor, group=group)
-            to_int4(tensor, group)
+            to_int4(tensor, group=group)
     if model.gguf is not None:
         for key in model.gguf.keys:
             for read in (model.gguf.strings, model.gguf.numbers, model.gguf.text):

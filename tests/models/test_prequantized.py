@@ -74,7 +74,7 @@ def test_integers_are_kept_in_groups_that_divide_theirs(tmp_path: Path, kind: st
         np.testing.assert_array_equal(eight.to_float32(), exact)
     else:
         assert (np.abs(eight.to_float32() - exact) <= step * (0.5 + 127 * 2**-11)).all()
-    four = to_int4(tensor, group)
+    four = to_int4(tensor, group=group)
     if kind in EXACT_INT4:
         assert (four.offsets is not None) == EXACT_INT4[kind]
         np.testing.assert_array_equal(four.to_float32(), exact)

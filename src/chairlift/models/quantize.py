@@ -86,26 +86,35 @@ def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty) ->
     return Int8Groups(values, scales)
 
 
-def to_int4(tensor: Tensor, group: int = 32, allocate: Allocate = np.empty) -> Int4Groups:
-    """The weight in 4-bit groups.
+def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty) -> Int4Groups:
+    """The weight in 4-bit groups; several with equal columns are stacked, all of them with offsets or none.
 
     Where the file's own groups have at most four bits and are a multiple of `group` they are taken over, exactly. The
     rest is rounded to signed numbers whose scale is chosen for the least squared error.
 
     Raises:
-        InvalidModel: the weight holds a number that is not finite, or its rows cannot be cut into even groups.
+        InvalidModel: a weight holds a number that is not finite, or its rows cannot be cut into even groups.
+        ValueError: some have offsets and some have none.
     """
-    group = fitting_group(tensor.cols, group)
+    rows, cols = _stacked_shape(tensors)
+    group = fitting_group(cols, group)
     if group % 2:
-        raise InvalidModel(f"tensor {tensor.name}: rows of {tensor.cols} numbers cannot be packed two to a byte")
-    kept = _kept_by_int4(tensor, group)
-    num_groups = tensor.cols // group
-    values = allocate((tensor.rows, num_groups, group // 2), np.uint8)
-    scales = allocate((tensor.rows, num_groups, 1), np.float32 if kept and kept.wide else np.float16)
-    offsets = allocate(scales.shape, np.float32) if kept and kept.has_offsets else None
-    packed = Int4Groups(values, scales, offsets)
-    (_keep_int4 if kept else _round_to_int4)(tensor, packed)
-    return packed
+        raise InvalidModel(f"tensor {tensors[0].name}: rows of {cols} numbers cannot be packed two to a byte")
+    kept = [_kept_by_int4(tensor, group) for tensor in tensors]
+    with_offsets = {shape is not None and shape.has_offsets for shape in kept}
+    if len(with_offsets) > 1:
+        raise ValueError("numbers with offsets and signed ones cannot lie on top of each other")
+    wide = any(shape is not None and shape.wide for shape in kept)
+    values = allocate((rows, cols // group, group // 2), np.uint8)
+    scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
+    offsets = allocate(scales.shape, np.float32) if True in with_offsets else None
+    first = 0
+    for shape, tensor in zip(kept, tensors, strict=True):
+        part = slice(first, first + tensor.rows)
+        out = Int4Groups(values[part], scales[part], None if offsets is None else offsets[part])
+        (_round_to_int4 if shape is None else _keep_int4)(tensor, out)
+        first += tensor.rows
+    return Int4Groups(values, scales, offsets)
 
 
 def int8_bytes(tensor: Tensor, group: int) -> int:

@@ -148,7 +148,7 @@ def _stored(tensor: Tensor, dtype: Dtype, group: int) -> Iterator[tuple[str, str
 def _four_bits(tensor: Tensor, group: int) -> Iterator[tuple[str, str, NDArray[Any]]]:
     if tensor.cols % 8:
         raise InvalidModel(f"tensor {tensor.name}: rows of {tensor.cols} numbers do not fill words of eight")
-    four = to_int4(tensor, group)
+    four = to_int4(tensor, group=group)
     if four.offsets is None:
         np.bitwise_xor(four.values, 0x88, out=four.values)  # signed to raised by 8
     yield "", "I32", four.values.reshape(tensor.rows, -1).view("<i4")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +78,7 @@ def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packe
             return to_int8(*tensors, group=group, allocate=arena.empty)
         case "int4":
             return [
-                _four_bit(to_int4(tensor, group, arena.empty))
+                _four_bit(to_int4(tensor, group=group, allocate=arena.empty))
                 if suits_int4(tensor)
                 else to_int8(tensor, group=group, allocate=arena.empty)
                 for tensor in tensors
@@ -94,30 +93,13 @@ def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) 
     if dtype != "int4":
         return pack(tensors, dtype, group, arena)
     if all(suits_expert_int4(tensor) for tensor in tensors):
-        return [_stacked_int4(tensors, group, arena)]
+        return [to_int4(*tensors, group=group, allocate=arena.empty)]
     return pack(tensors, "int8", group, arena)
 
 
 def suits_expert_int4(tensor: Tensor) -> bool:
     shape = grid_shape(tensor)
     return suits_int4(tensor) and (shape is None or not (shape.has_offsets or shape.wide))
-
-
-def _stacked_int4(tensors: list[Tensor], group: int, arena: Arena) -> Int4Groups:
-    whole: list[NDArray[Any]] = []
-    for n, tensor in enumerate(tensors):
-        kinds = iter((0, 1))
-
-        def place(
-            shape: tuple[int, ...], dtype: DTypeLike, /, n: int = n, kinds: Iterator[int] = kinds
-        ) -> NDArray[Any]:
-            kind = next(kinds)
-            if n == 0:
-                whole.append(arena.empty((len(tensors) * shape[0], *shape[1:]), dtype))
-            return whole[kind][n * shape[0] : (n + 1) * shape[0]]
-
-        to_int4(tensor, group, place)
-    return Int4Groups(whole[0], whole[1])
 
 
 def _four_bit(packed: Int4Groups) -> Int4Groups:
