@@ -13,9 +13,8 @@ from typing import Any
 from chairlift.core.errors import InvalidModel
 from chairlift.models.fields import Fields
 from chairlift.models.files import shown
-from chairlift.models.tensor import Encoding, Scaling, Tensor
+from chairlift.models.tensor import FLOATS, Encoding, Scaling, Tensor
 
-_FLOATS = (Encoding.F32, Encoding.F16, Encoding.BF16)
 _OF_ACTIVATIONS = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".q_scale", ".input_zero_point")
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 _MAX_GROUP = 1 << 24
@@ -159,7 +158,7 @@ class _Joining:
         cols, rows = (words.rows, 8 * words.cols) if awq else (8 * words.rows, words.cols)
         group = scheme.group or cols
         num_groups = -(-cols // group)
-        scales = self._take(prefix + ".scales", _FLOATS, (num_groups, rows))
+        scales = self._take(prefix + ".scales", FLOATS, (num_groups, rows))
         zeros = self._take(prefix + ".qzeros", (Encoding.I32,), (num_groups, -(-rows // 8)))
         if rows % 8 or cols % 8:
             raise scheme.error(f"tensor {shown(prefix)}.qweight: {rows} x {cols} numbers do not fill words of eight")
@@ -203,7 +202,7 @@ class _Joining:
     def _scales(self, prefix: str, rows: int, cols: int) -> tuple[Tensor, tuple[int, int]]:
         """The scales of a weight and how many (rows, cols) share one: all, a row, a group of a row, or a block."""
         name = prefix + (".weight_scale_inv" if prefix + ".weight_scale_inv" in self.left else ".weight_scale")
-        scales = self._take(name, _FLOATS)
+        scales = self._take(name, FLOATS)
         if scales.shape == (1, rows) and rows > 1:
             scales = replace(scales, shape=(rows, 1))
         if scales.shape == (1, 1):

@@ -28,7 +28,7 @@ from chairlift.models.rounding import (
     round_int4,
 )
 from chairlift.models.scaled import grid_of_rows, grid_shape_of, packed_rows
-from chairlift.models.tensor import Encoding, Tensor
+from chairlift.models.tensor import FLOATS, Encoding, Tensor
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -340,7 +340,7 @@ def _decode_into(tensor: Tensor, first: int, last: int, out: NDArray[np.float32]
 
 def grid_shape(tensor: Tensor) -> GridShape | None:
     """How the numbers of a weight are grouped; None if it is plain floating point."""
-    if tensor.encoding in (Encoding.F32, Encoding.F16, Encoding.BF16):
+    if tensor.encoding in FLOATS:
         return None
     return BLOCK_SHAPES.get(tensor.encoding) or grid_shape_of(tensor)
 

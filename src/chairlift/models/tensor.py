@@ -47,6 +47,10 @@ class Encoding(Enum):
         self.unit_bytes = unit_bytes
 
 
+FLOATS = (Encoding.F32, Encoding.F16, Encoding.BF16)
+"""Numbers that are stored as what they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """What a weight of a quantised checkpoint is multiplied by: `(number - zero) * scale`.

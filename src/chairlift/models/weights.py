@@ -10,11 +10,10 @@ from chairlift.models.config import ModelConfig
 from chairlift.models.families import Family
 from chairlift.models.files import shown
 from chairlift.models.layout import Place, Slot, num_rows, slots_of
-from chairlift.models.tensor import Encoding, Tensor
+from chairlift.models.tensor import FLOATS, Encoding, Tensor
 
 _NO_NUMBERS = (Encoding.I8, Encoding.I32, Encoding.I64)
 """What means nothing without the scales beside it."""
-_PLAIN = (Encoding.F32, Encoding.F16, Encoding.BF16)
 
 
 class Weights:
@@ -128,7 +127,7 @@ def _transposed(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[
         InvalidModel: it is missing, of another shape, or not plain floating point.
     """
     tensor = bound(name, key, stored, shape[::-1], where)
-    if tensor.encoding not in _PLAIN or tensor.scaling is not None:
+    if tensor.encoding not in FLOATS or tensor.scaling is not None:
         raise InvalidModel(f"{where}: tensor {key} lies transposed as {tensor.encoding.label}, which is not supported")
     return tensor.transposed()
 
