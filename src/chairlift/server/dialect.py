@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -76,11 +77,19 @@ class Question:
 
     def in_its_words(self, error: ApiError) -> ApiError:
         """An error of what comes after the reading, in the names of this API."""
-        return renamed(error, self.names) if self.names else error
+        return _renamed(error, self.names) if self.names else error
 
 
-def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
-    """The error, with fields called by other names."""
+@contextmanager
+def renaming(names: Mapping[str, str]) -> Iterator[None]:
+    """What is found wrong meanwhile is told with fields called by other names."""
+    try:
+        yield
+    except ApiError as error:
+        raise _renamed(error, names) from None
+
+
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     words = re.compile(rf"\b({'|'.join(names)})\b")
     error.message = words.sub(lambda found: names[found[1]], error.message)
     error.param = names.get(error.param or "", error.param)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from chairlift.server.anthropic.errors import error_body
@@ -13,7 +12,7 @@ from chairlift.server.anthropic.voice import EventVoice, TextEvents, WholeVoice,
 from chairlift.server.asked import Asked
 from chairlift.server.chat_prompt import chat_prompt
 from chairlift.server.choices import CollectedChoice, OnEnd, StreamedChoice
-from chairlift.server.dialect import Heading, Question, renamed
+from chairlift.server.dialect import Heading, Question, renaming
 from chairlift.server.errors import ApiError
 from chairlift.server.generate import Engine
 from chairlift.server.listener import Choice
@@ -32,7 +31,7 @@ PING = event("ping")
 def read_message(content: dict[str, Any], text: ServedText) -> Question:
     """A body of /v1/messages."""
     chat = message_chat(content, text.manners)
-    with _their_names():
+    with renaming(NAMES):
         asked = asked_chat(chat, text.sampling_defaults, text.manners)
     return Question(asked, Messages, NAMES, PING)
 
@@ -41,18 +40,9 @@ def count_message(content: dict[str, Any], engine: Engine) -> CountAnswer:
     """A body of /v1/messages/count_tokens, answered."""
     manners = engine.text.manners
     chat = counted_chat(content, manners)
-    with _their_names():
+    with renaming(NAMES):
         prompt = chat_prompt(chat, tool_use(chat, manners), manners)
         return CountAnswer(input_tokens=len(counted_tokens(prompt, engine)))
-
-
-@contextmanager
-def _their_names() -> Iterator[None]:
-    """What is wrong with a chat, in the names of the message that it stands for."""
-    try:
-        yield
-    except ApiError as error:
-        raise renamed(error, NAMES) from None
 
 
 class Messages:

@@ -8,7 +8,7 @@ from typing import Any
 
 from chairlift.server import validate
 from chairlift.server.common_fields import CommonFields
-from chairlift.server.dialect import Question, renamed
+from chairlift.server.dialect import Question, renaming
 from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.fields import MAX_INT, check_range, refuse_unsupported
 from chairlift.server.json_body import convert
@@ -44,10 +44,8 @@ def read_response(content: dict[str, Any], text: ServedText) -> Question:
     refuse_other_items(content)
     body = convert(content, ResponsesBody)
     chat = _chat_body(body)
-    try:
+    with renaming(_NAMES):
         asked = validate.asked_chat(chat, text.sampling_defaults, text.manners)
-    except ApiError as error:
-        raise renamed(error, _NAMES) from None
     asked = replace(asked, show=replace(asked.show, repeats_answer=True))
     told = _told_back(body, asked)
     return Question(asked, lambda heading: Responses(heading, told), _NAMES)
