@@ -65,7 +65,7 @@ def summarize(files: ModelFiles) -> ModelSummary:
         opened = open_encoder(files) if holds_encoder(files) else open_model(files)
     except InvalidModel as error:
         problem = str(error)
-    return ModelSummary(files, _architecture(files), file_bytes, opened, problem)
+    return ModelSummary(files, _architecture(files, opened), file_bytes, opened, problem)
 
 
 def weight_paths(files: ModelFiles) -> list[Path]:
@@ -81,8 +81,10 @@ def weight_paths(files: ModelFiles) -> list[Path]:
     return paths
 
 
-def _architecture(files: ModelFiles) -> str:
-    """As the files declare it; ? if they do not."""
+def _architecture(files: ModelFiles, opened: Model | Encoder | None) -> str:
+    """As the files declare it; ? if they do not. A header of a hundred thousand tokens is not read once more."""
+    if isinstance(opened, Model) and opened.gguf is not None:
+        return shown(opened.gguf.text("general.architecture"))
     try:
         path = files.path / METADATA if files.kind == "folder" else files.path
         if files.kind == "gguf" or exists(path):
