@@ -47,6 +47,8 @@ def check_slots(scheduler: Scheduler, sequences: list[Sequence]) -> None:
         check((s.slot >= 0) == (s.state is not State.WAITING), "a slot exactly while running")
         check(s.state is not State.PREFILLING or s in prefilling, "a prefilling sequence nobody schedules")
         check(s.state is not State.DECODING or s in decoding, "a decoding sequence nobody schedules")
+    levels = Counter(s.order[0] for s in sequences if s.state in (State.PREFILLING, State.DECODING))
+    check(running.num_by_level == levels, "those who run are miscounted by level")
 
 
 def check_queue(scheduler: Scheduler, live: list[Sequence]) -> None:

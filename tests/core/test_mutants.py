@@ -672,10 +672,10 @@ MUTANTS = [
         test_background.test_its_prompts_are_small_pieces_of_steps_that_others_take_part_in,
     ),
     Mutant(
-        "one of the background that has just begun to decode is in nobody's way",
+        "one of the background that runs is in nobody's way",
         running,
-        "if self._worst_decoding is not None:",
-        "if self._worst_decoding is not None and False:",
+        "max(self.num_by_level, default",
+        "max([level for level in self.num_by_level if level < 1 << 31], default",
         test_background.test_it_gives_way_in_the_step_after_its_prompt_too,
     ),
     Mutant(
@@ -702,7 +702,7 @@ MUTANTS = [
     Mutant(
         "the background is held back when it is alone",
         background,
-        "return any(not is_background(sequence) for sequence in running.live())",
+        "return any(level < BACKGROUND_PRIORITY for level in running.num_by_level)",
         "return True",
         test_background.test_alone_it_may_use_everything,
     ),

@@ -36,7 +36,7 @@ def is_shared(running: RunningSet, waiting: Waiting) -> bool:
     """Whether anybody else is there."""
     if waiting and waiting.best_level < BACKGROUND_PRIORITY:
         return True
-    return any(not is_background(sequence) for sequence in running.live())
+    return any(level < BACKGROUND_PRIORITY for level in running.num_by_level)
 
 
 def surplus(running: RunningSet, *, keeps_none: bool) -> list[Sequence]:
@@ -45,9 +45,14 @@ def surplus(running: RunningSet, *, keeps_none: bool) -> list[Sequence]:
     return background[0 if keeps_none else MAX_HELD_BACK_SEQS :]
 
 
+def num_running(running: RunningSet) -> int:
+    """How many of it prefill or decode."""
+    return sum(count for level, count in running.num_by_level.items() if level >= BACKGROUND_PRIORITY)
+
+
 def is_full(running: RunningSet) -> bool:
     """Whether no more of it may join while it is held back."""
-    return sum(map(is_background, running.live())) >= MAX_HELD_BACK_SEQS
+    return num_running(running) >= MAX_HELD_BACK_SEQS
 
 
 def max_tokens_alone(limits: Limits) -> int:

@@ -125,9 +125,6 @@ def _is_quiet(scheduler: Scheduler, token: int) -> bool:
         return False
     if is_there(running, scheduler._waiting):
         return False  # the next step weighs the background against whoever else is there
-    yields = scheduler.policy.scheduling_policy != "fcfs" and scheduler._planner.may_preempt
-    if running.has_changed and scheduler._waiting and yields:
-        return False  # the next step weighs those who wait against who ran in the last one
     running.refresh_decoding()
     rows = running.decoding
     if not rows or running.num_live != len(rows) or not _queue_stands(scheduler):

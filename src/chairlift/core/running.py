@@ -20,7 +20,6 @@ class RunningSet:
     __slots__ = (
         "_changed",
         "_gone",
-        "_worst_decoding",
         "decoding",
         "fillers",
         "free_slots",
@@ -28,6 +27,7 @@ class RunningSet:
         "keys",
         "leaves",
         "max_num_seqs",
+        "num_by_level",
         "num_context_tokens",
         "num_filler_tokens",
         "num_left",
@@ -48,6 +48,8 @@ class RunningSet:
         """Slots of `decoding`."""
         self.keys: list[tuple[int, int]] = []
         """(id, choice) of `decoding`."""
+        self.num_by_level: dict[int, int] = {}
+        """How many prefill or decode at each level that has any."""
         self.num_context_tokens = 0
         """Computed tokens of `decoding`, summed."""
         self.num_watched = 0
@@ -60,7 +62,6 @@ class RunningSet:
         """Slots of `held`."""
         self.num_filler_tokens = 0
         """Computed tokens of `held`, summed."""
-        self._worst_decoding: int | None = None
         self._changed = False
         self._gone: list[Sequence] = []
         """Of `decoding`, those that left since the last `refresh_decoding`."""
@@ -79,21 +80,33 @@ class RunningSet:
         sequence.slot = self.free_slots.pop()
         sequence.state = state
         if state is PREFILLING:
-            self.prefilling.append(sequence)
+            self._enter(sequence)
 
     def start_prefill(self, sequence: Sequence) -> None:
         sequence.state = PREFILLING
+        self._enter(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
         self.prefilling.append(sequence)
+        level = sequence.order[0]
+        self.num_by_level[level] = self.num_by_level.get(level, 0) + 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Its level stands, since only those who wait age."""
+        level = sequence.order[0]
+        self.num_by_level[level] -= 1
+        if not self.num_by_level[level]:
+            del self.num_by_level[level]
 
     def start_decode(self, sequence: Sequence) -> None:
         sequence.state = DECODING
         self.decoding.append(sequence)
         self._changed = True
-        if self._worst_decoding is not None:
-            self._worst_decoding = max(self._worst_decoding, sequence.order[0])
 
     def vacate(self, sequence: Sequence, state: State) -> None:
         """Take a sequence out; its slot is free, and the executor hears of it if it knew the row."""
+        if sequence.state in (PREFILLING, DECODING):
+            self._leave(sequence)
         if sequence.state is DECODING:
             self._changed = True
             self._gone.append(sequence)
@@ -106,17 +119,9 @@ class RunningSet:
         sequence.state = state
 
     @property
-    def has_changed(self) -> bool:
-        """Whether rows came or went since the last `refresh_decoding`."""
-        return self._changed
-
-    @property
     def worst_level(self) -> int:
-        """The highest level of those who run, or who did at the last `refresh_decoding`; below all levels if nobody."""
-        if self._worst_decoding is None:
-            self._worst_decoding = max([s.order[0] for s in self.decoding], default=LOWEST_LEVEL)
-        levels = [s.order[0] for s in self.prefilling if s.state is PREFILLING]
-        return max([self._worst_decoding, *levels])
+        """The highest level of those who run; below all levels if nobody does."""
+        return max(self.num_by_level, default=LOWEST_LEVEL)
 
     def live(self) -> list[Sequence]:
         """Those who prefill or decode."""
@@ -124,6 +129,7 @@ class RunningSet:
 
     def hold(self, sequence: Sequence) -> None:
         """A decoding sequence is over, but stays a row."""
+        self._leave(sequence)
         self._changed = True
         self._gone.append(sequence)
         sequence.state = State.HELD
@@ -153,7 +159,6 @@ class RunningSet:
         if not self._changed:
             return
         self._changed = False
-        self._worst_decoding = None
         gone, self._gone = self._gone, []
         if len(gone) <= FEW_ROWS:
             self._replace_few(gone)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from chairlift.core.background import is_background, is_there
+from chairlift.core.background import num_running
 from chairlift.core.checks import check_request
 from chairlift.core.controller import Controller
 from chairlift.core.deadlines import TTFT, Deadlines
@@ -281,7 +281,7 @@ class Scheduler:
     def stats(self, num_step_tokens: int = 0, num_step_rows: int = 0, step_s: float = 0.0) -> EngineStats:
         """Counts of this moment, with those of the last step as its driver knows them."""
         pool, planner = self.kv.pool, self._planner
-        num_waiting, is_shared = self._waiting.num_seqs, is_there(self._running, self._waiting)
+        num_waiting = self._waiting.num_seqs
         by_reason: Counter[WaitReason] = Counter()
         for sequence, reason in planner.set_aside:
             if sequence.state is State.WAITING:
@@ -304,8 +304,8 @@ class Scheduler:
             num_step_tokens=num_step_tokens,
             num_step_rows=num_step_rows,
             step_s=step_s,
-            num_background_running=sum(map(is_background, self._running.live())) if is_shared else 0,
-            num_background_waiting=self._waiting.num_background if is_shared else 0,
+            num_background_running=num_running(self._running),
+            num_background_waiting=self._waiting.num_background,
         )
 
     # ------------------------------------------------------------ a step is planned
