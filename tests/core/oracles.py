@@ -45,11 +45,11 @@ class Door:
         self.num_priority_steps = 0
         """Steps in which somebody made room for one of a better level."""
         self.num_in_vain = 0
+        """Those after which that one had not joined."""
         self.num_shared_steps = 0
         """Steps that the background and others took part in."""
         self._num_lacking = 0
         """Steps in a row in which others lacked slots or blocks and the background had some."""
-        """Those after which that one had not joined."""
         self._join, self._preempt, self._make_room = planner._join, planner._preempt, planner._make_room
         planner._join = self.on_join  # type: ignore[method-assign]
         planner._preempt = self.on_preempt  # type: ignore[method-assign]
