@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from executors.families import CONFIGS, VOCAB_SIZE, head_size, usual, weights_of
-from models.writers import encode, interleave, write_gguf
+from models.writers import GGUF_STEMS, encode, interleave, write_gguf
 
 Floats = NDArray[np.float32]
 
@@ -41,22 +41,12 @@ NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale", "q
 experts whose weights are divided by their sum."""
 
 _STEMS = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
+    **GGUF_STEMS,
     "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_layernorm.norms": "attn_q_norm",
     "self_attn.k_layernorm.norms": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.gate": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
@@ -66,7 +56,6 @@ _STEMS = {
     "block_sparse_moe.experts.w1": "ffn_gate_exps",
     "block_sparse_moe.experts.w3": "ffn_up_exps",
     "block_sparse_moe.experts.w2": "ffn_down_exps",
-    "mlp.down_proj": "ffn_down",
 }
 _GPT2_STEMS = {
     "wte": "token_embd",

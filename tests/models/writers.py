@@ -302,7 +302,7 @@ def _coarse(numbers: NDArray[np.float64]) -> Floats:
     return coarse.astype(np.float32)
 
 
-_GGUF_NAMES = {
+GGUF_STEMS = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -316,6 +316,7 @@ _GGUF_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+"""What the tensors of a Llama are called, layer number and kind aside, by their Hugging Face names."""
 
 
 def gguf_name(hf_name: str) -> str:
@@ -323,8 +324,8 @@ def gguf_name(hf_name: str) -> str:
     stem, kind = hf_name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         _, _, layer, rest = stem.split(".", 3)
-        return f"blk.{layer}.{_GGUF_NAMES[rest]}.{kind}"
-    return f"{_GGUF_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{GGUF_STEMS[rest]}.{kind}"
+    return f"{GGUF_STEMS[stem]}.{kind}"
 
 
 def interleave(numbers: Floats, num_heads: int) -> Floats:
