@@ -117,3 +117,8 @@ class ModelConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:
             return None
         return self.local_rope if self.local_rope and self.window_of(layer) else self.rope
+
+
+def all_but_every(period: int, num_layers: int) -> tuple[bool, ...]:
+    """A flag for each layer, off for every `period`-th: how families mix two kinds of layers."""
+    return tuple((i + 1) % period != 0 for i in range(num_layers))

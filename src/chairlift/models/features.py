@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from chairlift.models.config import ModelConfig
+from chairlift.models.config import ModelConfig, all_but_every
 from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.gguf_config import Metadata, sliding_pattern
 from chairlift.models.hf_config import rope_fields, rope_from_json, sliding_layers
@@ -118,7 +118,7 @@ def gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         rope=rope,
         local_rope=local_rope,
         sliding_window=_window(fields),
-        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(period, config),
+        sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(period, config.num_layers),
         norm_offset=1.0,
     )
 
@@ -142,32 +142,28 @@ def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
     )
 
 
-def _all_but_every(period: int, config: ModelConfig) -> tuple[bool, ...]:
-    return tuple((i + 1) % period != 0 for i in range(config.num_layers))
-
-
 def phi3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(config, sliding_window=_window(fields))
 
 
 def olmo2_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
-    return replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+    return _olmo2(config)
 
 
 def olmo3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     rope, local_rope = _two_ropes(fields, config, "rope_theta")
     return replace(
-        olmo2_from_json(fields, config),
+        _olmo2(config),
         rope=rope,
         local_rope=local_rope,
         sliding_window=_window(fields),
-        sliding_layers=sliding_layers(fields, config.num_layers) or _all_but_every(4, config),
+        sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(4, config.num_layers),
     )
 
 
 def olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
     """OLMo 3 is OLMo 2 with windows; those layers are not stretched. Its file has yarn's amplitude as a whole."""
-    config = replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+    config = _olmo2(config)
     if config.sliding_window is None:
         return config
     rope = config.rope
@@ -176,6 +172,10 @@ def olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
         rope = replace(rope, amplitude=keys.number("rope.scaling.attn_factor", 1e-3, 1e3, rope.amplitude))
     layers = sliding_pattern(keys, config.num_layers, 4)
     return replace(config, rope=rope, local_rope=local_rope, sliding_layers=layers)
+
+
+def _olmo2(config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
 
 
 def granite_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:

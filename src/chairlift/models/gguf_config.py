@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chairlift.models.config import ModelConfig
+from chairlift.models.config import ModelConfig, all_but_every
 from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_SIZE
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
@@ -60,6 +60,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
     layer_norm = keys.has("attention.layer_norm_epsilon")
     max_model_len = keys.size("context_length", MAX_CONTEXT)
     rope = rope_from_gguf(keys, head_size, max_model_len)
+    num_experts = _num_experts(keys)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -77,8 +78,8 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         attention_bias="blk.0.attn_q.bias" in gguf.tensors,
         output_bias="blk.0.attn_output.bias" in gguf.tensors,
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
-        num_experts=_num_experts(keys),
-        experts_per_token=keys.size("expert_used_count", MAX_EXPERTS, low=0) if _num_experts(keys) else 0,
+        num_experts=num_experts,
+        experts_per_token=keys.size("expert_used_count", MAX_EXPERTS, low=0) if num_experts else 0,
         bos_token_id=gguf.integer(bos) if gguf.has(bos) else None,
         eos_token_ids=tuple(dict.fromkeys(gguf.integer(key) for key in ends if gguf.has(key))),
     )
@@ -118,7 +119,7 @@ def sliding_pattern(keys: Metadata, num_layers: int, default: int) -> tuple[bool
     if keys.gguf.has(key) and keys.gguf.is_array(key):
         return tuple(bool(flag) for flag in keys.gguf.numbers(key)[:num_layers])
     period = keys.size("attention.sliding_window_pattern", MAX_LAYERS, default)
-    return tuple((i + 1) % period != 0 for i in range(num_layers))
+    return all_but_every(period, num_layers)
 
 
 # ---------------------------------------------------------------- rotation
