@@ -201,7 +201,7 @@ class App:
                 principal = exchange.principal = exchange.view.principal
             else:
                 principal = exchange.principal = self._access.principal(exchange.headers)
-            if principal.routes is not None and route is not UNKNOWN and route.name not in principal.routes:
+            if route is not UNKNOWN and not principal.may_use(route.name):
                 raise ApiError(403, "This API key is not for this path.", code="route_not_allowed")
 
     async def _refuse(self, exchange: Exchange, error: ApiError) -> None:

@@ -24,6 +24,10 @@ class Principal:
     routes: frozenset[str] | None = None
     """Names of the routes that are open to it; None: all but those of the owner."""
 
+    def may_use(self, route: str) -> bool:
+        """Whether a route of this name is open to it, if it is not one of the owner."""
+        return self.routes is None or route in self.routes
+
 
 ANYBODY = Principal()
 """Who asks a server without keys."""

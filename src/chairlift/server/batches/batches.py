@@ -61,7 +61,7 @@ class Batches:
         if body.input_file_id is None:
             raise bad_request("input_file_id is missing", "input_file_id")
         principal = exchange.principal
-        if principal.routes is not None and body.endpoint not in principal.routes:
+        if not principal.may_use(body.endpoint):
             raise ApiError(403, "This API key is not for this path.", param="endpoint", code="route_not_allowed")
         tenant = tenant_name(exchange.headers, "")
         file = self._store.files.get(body.input_file_id)

@@ -98,6 +98,4 @@ class BatchService:
     def _principal(self, name: str, path: str) -> Principal | None:
         """Who goes by this name, if they still have a key that may use the path."""
         principal = self._access.named(name)
-        if principal is None or (principal.routes is not None and path not in principal.routes):
-            return None
-        return principal
+        return principal if principal is not None and principal.may_use(path) else None
