@@ -72,7 +72,7 @@ def _nearest_in_codebook(x: NDArray[Any]) -> Bytes:
 # ---------------------------------------------------------------- from integers to bytes
 
 
-def _join(*parts: NDArray[Any]) -> bytes:
+def join(*parts: NDArray[Any]) -> bytes:
     """The parts of every block side by side."""
     columns = [np.ascontiguousarray(part).reshape(len(part), -1).view(np.uint8) for part in parts]
     return np.concatenate(columns, axis=1).tobytes()
@@ -117,25 +117,25 @@ def _encode_q5_0(x: Floats) -> bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), 1)
     d = _float16(extreme / -16)
     numbers = np.clip(np.rint(x * _inverse(d.astype(np.float64))) + 16, 0, 31).astype(np.uint8)
-    return _join(d, _bits_of_32(numbers >> 4), _halves_of_32(numbers))
+    return join(d, _bits_of_32(numbers >> 4), _halves_of_32(numbers))
 
 
 def _encode_q5_1(x: Floats) -> bytes:
     low = _float16(x.min(axis=1, keepdims=True))
     d = _float16((x.max(axis=1, keepdims=True) - low) / 31)
     numbers = np.clip(np.rint((x - low.astype(np.float64)) * _inverse(d.astype(np.float64))), 0, 31).astype(np.uint8)
-    return _join(d, low, _bits_of_32(numbers >> 4), _halves_of_32(numbers))
+    return join(d, low, _bits_of_32(numbers >> 4), _halves_of_32(numbers))
 
 
 def _encode_iq4_nl(x: Floats) -> bytes:
     extreme = np.take_along_axis(x, np.abs(x).argmax(axis=1, keepdims=True), 1)
     d = _float16(extreme / -127)
-    return _join(d, _halves_of_32(_nearest_in_codebook(x * _inverse(d.astype(np.float64)))))
+    return join(d, _halves_of_32(_nearest_in_codebook(x * _inverse(d.astype(np.float64)))))
 
 
 def _encode_q2_k(x: Floats) -> bytes:
     numbers, d, dmin, scales, minima = _affine(x.reshape(-1, 16, 16), 3, 15)
-    return _join(scales | minima << 4, _quarters_of_256(numbers), d, dmin)
+    return join(scales | minima << 4, _quarters_of_256(numbers), d, dmin)
 
 
 def _encode_q3_k(x: Floats) -> bytes:
@@ -144,25 +144,25 @@ def _encode_q3_k(x: Floats) -> bytes:
     packed = np.empty((len(scales), 12), np.uint8)
     packed[:, :8] = (scales[:, :8] & 15) | (scales[:, 8:] & 15) << 4
     packed[:, 8:] = sum((scales[:, 4 * k : 4 * k + 4] >> 4) << 2 * k for k in range(4))
-    return _join(_bits_of_256(numbers >> 2), _quarters_of_256(numbers), packed, d)
+    return join(_bits_of_256(numbers >> 2), _quarters_of_256(numbers), packed, d)
 
 
 def _encode_q4_k(x: Floats) -> bytes:
     numbers, d, dmin, scales, minima = _affine(x.reshape(-1, 8, 32), 15, 63)
-    return _join(d, dmin, _six_bit_pairs(scales, minima), _nibbles_of_256(numbers))
+    return join(d, dmin, _six_bit_pairs(scales, minima), _nibbles_of_256(numbers))
 
 
 def _encode_q5_k(x: Floats) -> bytes:
     numbers, d, dmin, scales, minima = _affine(x.reshape(-1, 8, 32), 31, 63)
     high = _bits_of_256(numbers >> 4)
-    return _join(d, dmin, _six_bit_pairs(scales, minima), high, _nibbles_of_256(numbers))
+    return join(d, dmin, _six_bit_pairs(scales, minima), high, _nibbles_of_256(numbers))
 
 
 def _encode_q6_k(x: Floats) -> bytes:
     numbers, d, scales = _symmetric(x.reshape(-1, 16, 16), -32, 127)
     split = numbers.reshape(-1, 2, 2, 64) & 15
     low = split[:, :, 0] | split[:, :, 1] << 4
-    return _join(low, _quarters_of_256(numbers >> 4), scales.astype(np.int8), d)
+    return join(low, _quarters_of_256(numbers >> 4), scales.astype(np.int8), d)
 
 
 def _encode_iq4_xs(x: Floats) -> bytes:
@@ -176,7 +176,7 @@ def _encode_iq4_xs(x: Floats) -> bytes:
     high = sum((scales[:, k] >> 4) << 2 * k for k in range(8))
     low = ((scales[:, 0::2] & 15) | (scales[:, 1::2] & 15) << 4).astype(np.uint8)
     packed = _halves_of_32(numbers.reshape(-1, 32)).reshape(-1, 128)
-    return _join(d, np.asarray(high, "<u2"), low, packed)
+    return join(d, np.asarray(high, "<u2"), low, packed)
 
 
 ENCODERS: dict[str, Callable[[Floats], bytes]] = {

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.block_writers import ENCODERS, UNITS
+from models.block_writers import ENCODERS, UNITS, join
 
 Floats = NDArray[np.float32]
 Encoded = tuple[str, tuple[int, ...], bytes]
@@ -55,32 +55,26 @@ def encode(numbers: Floats, encoding: str) -> Encoded:
 def _encode_q8_0(blocks: Floats) -> bytes:
     step = (np.abs(blocks).max(axis=1) / 127).astype("<f2")
     quants = np.clip(np.rint(blocks * _inverse(step)), -127, 127).astype(np.int8)
-    return _rows(step, quants.view(np.uint8))
+    return join(step, quants.view(np.uint8))
 
 
 def _encode_q4_0(blocks: Floats) -> bytes:
     extreme = blocks[np.arange(len(blocks)), np.abs(blocks).argmax(axis=1)]
     step = (extreme / -8).astype("<f2")
     quants = np.clip(np.rint(blocks * _inverse(step)) + 8, 0, 15).astype(np.uint8)
-    return _rows(step, quants[:, :16] | quants[:, 16:] << 4)
+    return join(step, quants[:, :16] | quants[:, 16:] << 4)
 
 
 def _encode_q4_1(blocks: Floats) -> bytes:
     low = blocks.min(axis=1).astype("<f2")
     step = ((blocks.max(axis=1) - blocks.min(axis=1)) / 15).astype("<f2")
     quants = np.clip(np.rint((blocks - low.astype(np.float32)[:, None]) * _inverse(step)), 0, 15).astype(np.uint8)
-    return _rows(step, low, quants[:, :16] | quants[:, 16:] << 4)
+    return join(step, low, quants[:, :16] | quants[:, 16:] << 4)
 
 
 def _inverse(step: NDArray[np.float16]) -> Floats:
     wide = step.astype(np.float32)[:, None]
     return np.divide(np.float32(1), wide, out=np.zeros_like(wide), where=wide != 0)
-
-
-def _rows(*parts: NDArray[Any]) -> bytes:
-    """The parts of every block side by side."""
-    columns = [part.reshape(len(part), -1).view(np.uint8) for part in parts]
-    return np.concatenate(columns, axis=1).tobytes()
 
 
 # ---------------------------------------------------------------- files
