@@ -131,19 +131,16 @@ class ChatTemplate:
         if "tool_calls" not in self.tool_source:
             return False
 
+        template = self._templates.get(TOOL_TEMPLATE, self._templates[DEFAULT_TEMPLATE])
+
         def written(arguments: object) -> str:
             call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": arguments}}
-            turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
-            template = self._templates.get(TOOL_TEMPLATE, self._templates[DEFAULT_TEMPLATE])
-            variables = {
-                "documents": None,
-                **self._special_texts,
-                "messages": turns,
-                "tools": None,
-                "add_generation_prompt": False,
-            }
+            turns: list[dict[str, Any]] = [
+                {"role": "user", "content": "a"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+            ]
             try:
-                return self._environment.rendered(template, variables, Meter(self._bounds))
+                return self._environment.rendered(template, self._variables(turns, False), Meter(self._bounds))
             except Exception:  # a template can fail in as many ways as a program
                 return ""
 
@@ -156,20 +153,32 @@ class ChatTemplate:
         template = self._templates[DEFAULT_TEMPLATE]
         if conversation.tools:
             template = self._templates.get(TOOL_TEMPLATE, template)
-        variables = {
-            "documents": None,
-            **self._special_texts,
-            **conversation.kwargs,
-            "messages": conversation.messages,
-            "tools": conversation.tools,
-            "add_generation_prompt": add_generation_prompt,
-        }
+        variables = self._variables(
+            conversation.messages, add_generation_prompt, conversation.tools, conversation.kwargs
+        )
         try:
             return self._environment.rendered(template, variables, Meter(self._bounds, originals))
         except TemplateRefusal as error:
             raise InvalidRequest(f"the chat template refuses these messages: {shown(error)}", "messages") from error
         except Exception as error:  # a template can fail in as many ways as a program
             raise InvalidRequest(f"the chat template cannot render these messages: {_reason(error)}") from error
+
+    def _variables(
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """What templates read by name; what a request sets may hide special texts, and nothing of the conversation."""
+        return {
+            "documents": None,
+            **self._special_texts,
+            **(kwargs or {}),
+            "messages": messages,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
 
     def _compiled(self, source: str) -> Template:
         if len(source) > MAX_TEMPLATE_CHARS:
@@ -190,13 +199,7 @@ class ChatTemplate:
     def _try(self) -> None:
         """Render something, so that a hostile template is found before the first request."""
         for template in self._templates.values():
-            variables = {
-                "documents": None,
-                **self._special_texts,
-                "messages": [{"role": "user", "content": "Hello"}],
-                "tools": None,
-                "add_generation_prompt": True,
-            }
+            variables = self._variables([{"role": "user", "content": "Hello"}], True)
             try:
                 self._environment.rendered(template, variables, Meter(self._bounds))
             except (SecurityError, RenderLimit, RecursionError, MemoryError) as error:
