@@ -11,15 +11,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from chairlift.models import GGUF
 from chairlift.models.files import shown
 from chairlift.text.charsmap import charsmap_fault
-from chairlift.text.pieces import Decoding
+from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, Decoding
 from chairlift.text.pretokenizers import recipe_named
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
 from chairlift.text.tokenizer import Tokenizer, built
-
-MAX_TOKENS = 1 << 20
-MAX_PIECE_CHARS = 1 << 10
-"""Longest spelling of a token; finding the merges of a token takes time with the square of its length."""
 
 END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
 """Spellings of tokens that end an answer. Files made from a base model name only the end of the text, and an answer

@@ -7,6 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_TOKENS = 1 << 20
+MAX_PIECE_CHARS = 1 << 10
+"""Longest spelling of a token; finding the merges of a token takes time with the square of its length."""
+
 _BYTE_PIECE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 

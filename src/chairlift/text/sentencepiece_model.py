@@ -22,13 +22,10 @@ from tokenizers import AddedToken as BackendToken
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, read_bytes, shown
 from chairlift.text.charsmap import charsmap_fault
-from chairlift.text.pieces import byte_of
+from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, byte_of
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
 from chairlift.text.tokenizer import Tokenizer, built
-
-MAX_PIECES = 1 << 20
-MAX_PIECE_CHARS = 1 << 10
 
 CLASSES = ("Llama", "CodeLlama", "Gemma")
 """Tokenizer classes of transformers that read such a file as it is."""
@@ -115,8 +112,8 @@ def read_sentencepiece(path: Path) -> SentencePiece:
         adds, removes, escapes = (bool(_as_int(normalizer.get(number, 1))) for number in (3, 4, 5))
     except (ValueError, struct.error) as error:  # UnicodeDecodeError is one
         raise InvalidModel(f"{where}: no SentencePiece model: {shown(error)}") from error
-    if not pieces or len(pieces) > MAX_PIECES or max(map(len, pieces)) > MAX_PIECE_CHARS:
-        raise InvalidModel(f"{where}: no SentencePiece model, or one larger than {MAX_PIECES} pieces")
+    if not pieces or len(pieces) > MAX_TOKENS or max(map(len, pieces)) > MAX_PIECE_CHARS:
+        raise InvalidModel(f"{where}: no SentencePiece model, or one larger than {MAX_TOKENS} pieces")
     if len(set(pieces)) != len(pieces) or "" in pieces:
         raise InvalidModel(f"{where}: two pieces are spelled alike, or one not at all")
     if kind is None or suffix or not escapes:
