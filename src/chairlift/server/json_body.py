@@ -55,11 +55,21 @@ def convert(content: dict[str, Any], kind: type[T]) -> T:
     try:
         return msgspec.convert(content, kind, strict=True)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        path = place.strip("`").removeprefix("$.")
-        raise bad_request(f"{path}: {message}" if path else message, _field(path)) from None
+        message, path = wrong_place(error)
+        raise bad_request(f"{path}: {message}" if path else message, field_of(path) or None) from None
     except RecursionError:
         raise bad_request("The body is nested too deeply.") from None
+
+
+def wrong_place(error: msgspec.ValidationError) -> tuple[str, str]:
+    """What is wrong, and the path of where; empty if it is the whole."""
+    message, _, place = str(error).partition(" - at ")
+    return message, place.strip("`").removeprefix("$.")
+
+
+def field_of(path: str) -> str:
+    """`messages[0].content` belongs to the field `messages`."""
+    return path.partition(".")[0].partition("[")[0]
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -79,8 +89,3 @@ def _reason(error: ValueError) -> str:
     if "integer string conversion" in str(error):
         return "a number has too many digits"
     return str(error)
-
-
-def _field(path: str) -> str | None:
-    """`messages[0].content` belongs to the field `messages`."""
-    return path.partition(".")[0].partition("[")[0] or None

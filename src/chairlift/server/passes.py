@@ -30,7 +30,7 @@ from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.fields import check_priority_and_cut, deadline_s, user_name
 from chairlift.server.identity import tenant_name
 from chairlift.server.items import Item, estimated, passage_of
-from chairlift.server.json_body import read_object
+from chairlift.server.json_body import field_of, read_object
 from chairlift.server.outcomes import Outcome
 from chairlift.server.route import OF_ENGINE, Operation
 from chairlift.text.passages import Passage, PassageTokenizer
@@ -227,7 +227,7 @@ class Passes:
         job = make_job(content, self.reader)
         check_priority_and_cut(job.fields.priority, job.fields.truncate_prompt_tokens)
         if len(job.items) > MAX_ITEMS:
-            raise never_fits(f"at most {MAX_ITEMS} texts are read at once", job.name(0).partition("[")[0])
+            raise never_fits(f"at most {MAX_ITEMS} texts are read at once", field_of(job.name(0)))
         return job
 
     def _fit(self, job: Job) -> list[Passage | ApiError]:

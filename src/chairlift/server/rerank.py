@@ -12,7 +12,7 @@ from chairlift.server.bounds import tells
 from chairlift.server.errors import ApiError, bad_request, never_fits
 from chairlift.server.fields import MAX_INT, check_range
 from chairlift.server.items import Item
-from chairlift.server.json_body import convert
+from chairlift.server.json_body import convert, field_of
 from chairlift.server.openapi.pass_answers import RankedText, Ranking, ScoreList
 from chairlift.server.outcomes import Outcome, cosine, error_json, numbers
 from chairlift.server.passes import MAX_ITEMS, Envelope, Job, MakeJob, PassFields, Reader, operation
@@ -140,13 +140,13 @@ def _job(
     `name(side, i)` is what the API calls the first or second text of pair i.
     """
     if len(pairs) > MAX_ITEMS:  # of pairs, not of texts: the same two a million times are few texts and much work
-        raise never_fits(f"at most {MAX_ITEMS} pairs are scored at once", name(1, 0).partition("[")[0])
+        raise never_fits(f"at most {MAX_ITEMS} pairs are scored at once", field_of(name(1, 0)))
     if not reader.labels:
         return _cosines(fields, pairs, name, write)
     if sum(len(one) + len(two) for one, two in pairs) > MAX_PAIR_CHARS:
         raise never_fits(
             f"the pairs have more than {MAX_PAIR_CHARS} characters, counting a text in each pair that it is part of",
-            name(0, 0).partition("[")[0],
+            field_of(name(0, 0)),
         )
     if len(reader.labels) != 1:
         raise bad_request(

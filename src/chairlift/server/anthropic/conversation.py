@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from chairlift.server.anthropic.body import Block, Said
 from chairlift.server.errors import ApiError, bad_request, unsupported
+from chairlift.server.json_body import field_of
 from chairlift.server.protocol import FunctionCall, Message, ToolCall
 from chairlift.text.messages import MAX_MESSAGES
 
@@ -125,19 +126,14 @@ def _text(content: str | list[Block] | None, place: str) -> str:
 
 def _text_of(block: Block, place: str) -> str:
     if block.type != "text":
-        raise _not_here(block, place, _field_of(place))
+        raise _not_here(block, place, field_of(place))
     if block.text is None:
-        raise bad_request(f"{place}.text must be given", _field_of(place))
+        raise bad_request(f"{place}.text must be given", field_of(place))
     return block.text
 
 
 def _not_here(block: Block, place: str, field: str) -> ApiError:
     return unsupported(f"{place}: a block of type {block.type[:64]} is not supported here by this server", field)
-
-
-def _field_of(place: str) -> str:
-    """The field of the body in which a place is."""
-    return place.partition(".")[0].partition("[")[0]
 
 
 def _whole(texts: list[str]) -> str:

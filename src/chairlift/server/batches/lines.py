@@ -18,6 +18,8 @@ from typing import IO, Any
 
 import msgspec
 
+from chairlift.server.json_body import field_of, wrong_place
+
 MAX_LINE_BYTES = 8 << 20
 
 
@@ -94,8 +96,8 @@ def _request(line: bytes, number: int, urls: Collection[str]) -> BatchRequest:
     try:
         content = _line.decode(line)
     except msgspec.ValidationError as error:
-        message, _, place = str(error).partition(" - at ")
-        param = place.strip("`").removeprefix("$.").partition(".")[0] or None
+        message, path = wrong_place(error)
+        param = field_of(path) or None
         if message.startswith("Expected `object`"):
             message = "must be an object"
         raise BadLine(number, f"{param}: {message}" if param else message, param) from None
