@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -10,18 +11,22 @@ import pytest
 
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.bandwidth import measure_bandwidth
+from chairlift.executors.loading import LoadedBytes
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor, memory
 from chairlift.executors.openvino.attention import BLOCK_SIZE
+from chairlift.executors.openvino.graph import build_body, build_head, pack_layers
 from chairlift.executors.openvino.memory import cache_kind, check_encoder_memory, check_memory, memory_need, token_bytes
-from chairlift.executors.openvino.options import KVCacheDtype
+from chairlift.executors.openvino.options import Dtype, KVCacheDtype
 from chairlift.executors.openvino.pace import expected_tokens_per_s
 from chairlift.executors.openvino.program import Program
+from chairlift.executors.openvino.weights import Arena
 from chairlift.models import DEFAULT_MODEL, Encoding, Model, Tensor, open_model, resolve, to_int4, to_int8
 from chairlift.models.encoder import open_encoder
 from chairlift.models.grids import BLOCK_SHAPES
 from chairlift.models.quantize import int4_bytes, int8_bytes
 from chairlift.models.resolve import EMBEDDING_MODEL
 from executors.checkpoints import write_checkpoint
+from executors.families import write_checkpoint as write_family
 
 OPTIONS = ExecutorOptions(max_num_seqs=4, max_model_len=256, kv_cache_memory_bytes=1 << 20)
 
@@ -71,6 +76,22 @@ def test_weights_that_stay_wide_are_counted_so(smollm2: Model) -> None:
     for name, num_numbers in (("head", 49152 * 576), ("layers.0.q", (576 + 2 * 192) * 576), ("layers.0.k", 0)):
         need = memory_need(smollm2, "int8", "bf16", {name})
         assert need.weight_bytes - plain.weight_bytes == num_numbers * 2 - num_numbers * 66 // 64
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("name", ["gpt2", "qwen3moe"])
+def test_weights_take_what_was_said(name: str, dtype: Dtype, tmp_path: Path) -> None:
+    """Learned positions and routers too, which are computed in float32."""
+    model = open_model(resolve(str(write_family(name, tmp_path / name))))
+    packed, loaded = Arena(), LoadedBytes(1, None)
+    products = pack_layers(model, dtype, packed, loaded)
+    build_head(model, dtype, 32, packed, loaded)
+    build_body(model, dtype, 80, products, packed, loaded)
+    apart = {"embed", "head", *(part for parts in products for part in parts)}
+    others = [model.weights.tensor(one) for one in model.weights.names if one not in apart]
+    assert {"gpt2": "positions", "qwen3moe": "layers.0.router"}[name] in {tensor.name for tensor in others}
+    num_bytes = sum(len(pages) for pages in packed._maps) + sum(4 * tensor.rows * tensor.cols for tensor in others)
+    assert memory_need(model, dtype, "bf16", head_group=32).weight_bytes == num_bytes
 
 
 def test_what_does_not_fit_is_refused_with_what_would(smollm2: Model) -> None:

@@ -57,9 +57,26 @@ EXPERT_PARTS = ("gate", "up", "down")
 """Weights of an expert; those of all experts are one constant."""
 
 
-def weight_dtype(name: str, dtype: Dtype, wide: Container[str]) -> Dtype:
-    """Precision of one weight of a model in `dtype` that keeps those named in `wide` in bfloat16."""
-    return "bfloat16" if name in wide and dtype != "float32" else dtype
+def weight_kinds(
+    model: Model, dtype: Dtype, wide: Container[str] = (), head_group: int = GROUPS["int8"]
+) -> dict[str, tuple[Dtype, int]]:
+    """Precision of every weight of a model in `dtype`, and how many of its numbers share a scale.
+
+    The head is among them even if it is the embedding: they are packed apart. Those named in `wide` are in bfloat16;
+    of weights that are multiplied as one, the first one's name counts.
+    """
+
+    def kind(name: str, dtype: Dtype, group: int) -> tuple[Dtype, int]:
+        if name in wide and dtype != "float32":
+            return "bfloat16", 0
+        return dtype, group if GROUPS[dtype] else 0
+
+    kinds: dict[str, tuple[Dtype, int]] = dict.fromkeys(model.weights.names, ("float32", 0))
+    kinds["embed"] = kind("embed", head_dtype(dtype), EMBEDDING_GROUP)
+    kinds["head"] = kind("head", head_dtype(dtype), head_group)
+    for parts in product_names(model):
+        kinds.update(dict.fromkeys(parts, kind(parts[0], dtype, GROUPS[dtype])))
+    return kinds
 
 
 def head_dtype(dtype: Dtype) -> Dtype:
@@ -95,9 +112,8 @@ def build_head(
 
     `packed` takes its weights and must live until the graph has run once.
     """
-    kind = weight_dtype("head", head_dtype(dtype), wide)
     tensor = model.weights.tensor("head")
-    weight = pack([tensor], kind, group, packed)
+    weight = pack([tensor], *weight_kinds(model, dtype, wide, group)["head"], packed)
     loaded.add(tensor.num_bytes)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
     # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
@@ -113,16 +129,13 @@ PackedLayers = dict[tuple[str, ...], Packed]
 def pack_layers(
     model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
 ) -> PackedLayers:
-    """The weights of all layers in `packed`, which must live until the graph that shares them has run once.
-
-    Those named in `wide` are in bfloat16; of weights that are multiplied as one, the first one's name counts.
-    """
+    """The weights of all layers in `packed`, which must live until the graph that shares them has run once."""
+    kinds = weight_kinds(model, dtype, wide)
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
-        kind = weight_dtype(parts[0], dtype, wide)
         put = pack_experts if is_expert(parts[0]) else pack
-        weight = put(tensors, kind, GROUPS[kind], packed)
+        weight = put(tensors, *kinds[parts[0]], packed)
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 
@@ -140,7 +153,7 @@ def build_body(
     `embeddings` takes what must live as long as the graph runs.
     """
     tensor = model.weights.tensor("embed")
-    table = pack([tensor], head_dtype(dtype), EMBEDDING_GROUP, embeddings)
+    table = pack([tensor], *weight_kinds(model, dtype)["embed"], embeddings)
     loaded.add(tensor.num_bytes)
     return _Body(model, max_model_len, table, layers).build()
 

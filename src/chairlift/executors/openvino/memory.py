@@ -11,14 +11,7 @@ import openvino as ov
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
-from chairlift.executors.openvino.graph import (
-    EMBEDDING_GROUP,
-    GROUPS,
-    head_dtype,
-    is_expert,
-    product_names,
-    weight_dtype,
-)
+from chairlift.executors.openvino.graph import GROUPS, is_expert, weight_kinds
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.executors.openvino.weights import suits_expert_int4
@@ -58,25 +51,20 @@ class MemoryNeed:
         return max(self.loading_bytes, self.running_bytes + int(cache_bytes))
 
 
-def memory_need(model: Model, dtype: Dtype, cache: CacheKind, wide: Container[str] = ()) -> MemoryNeed:
+def memory_need(
+    model: Model, dtype: Dtype, cache: CacheKind, wide: Container[str] = (), head_group: int = GROUPS["int8"]
+) -> MemoryNeed:
     """What a model takes with its weights in `dtype`, but those in `wide` in bfloat16.
+
+    In eight bits, `head_group` numbers of the head share a scale.
 
     The layers are there twice at the end of loading: packed, and as the plugin lays them out when it first runs.
     """
-    # Of weights that are multiplied as one, the first one's name counts.
-    first_of = {name: parts[0] for parts in product_names(model) for name in parts}
-    embeddings, layers, experts = 0, 0, 0
-    for name in model.weights.names:
-        tensor = model.weights.tensor(name)
-        if name == "embed":
-            embeddings += _packed_bytes(tensor, head_dtype(dtype), EMBEDDING_GROUP)
-        elif name != "head":
-            kind = weight_dtype(first_of.get(name, name), dtype, wide)
-            num_bytes = _packed_bytes(tensor, kind, GROUPS[kind])
-            layers += num_bytes
-            experts += num_bytes if is_expert(name) else 0
-    kind = weight_dtype("head", head_dtype(dtype), wide)
-    head = _packed_bytes(model.weights.tensor("head"), kind, GROUPS[kind])
+    kinds = weight_kinds(model, dtype, wide, head_group)
+    sizes = {name: _packed_bytes(model.weights.tensor(name), *kind) for name, kind in kinds.items()}
+    embeddings, head = sizes.pop("embed"), sizes.pop("head")
+    layers = sum(sizes.values())
+    experts = sum(num_bytes for name, num_bytes in sizes.items() if is_expert(name))
     weight_bytes = embeddings + head + layers
     running_bytes = weight_bytes + _overhead_bytes(model.config) + _KERNEL_BYTES.get(dtype, 0)
     return MemoryNeed(
@@ -146,7 +134,7 @@ def check_memory(model: Model, options: ExecutorOptions, cache: CacheKind, avail
         InvalidOption: the weights do not fit, or not with the cache or the context that was asked for.
     """
     available = available_bytes() if available is None else available
-    need = memory_need(model, options.dtype, cache, options.wide_weights)
+    need = memory_need(model, options.dtype, cache, options.wide_weights, options.head_group)
     least = 2 * BLOCK_SIZE * need.token_bytes
     wanted = options.kv_cache_memory_bytes or least
     if not available or need.with_cache(wanted) <= available:  # not every system says what is free

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.executors.loading import LoadedBytes, Report
 from chairlift.executors.openvino.choice import WeightChoice
-from chairlift.executors.openvino.graph import EMBEDDING_GROUP, GROUPS, head_dtype, product_names, weight_dtype
+from chairlift.executors.openvino.graph import weight_kinds
 from chairlift.executors.openvino.options import Dtype
 from chairlift.models import Int8Groups, Model, Tensor, suits_int4, to_bfloat16, to_float32, to_int4, to_int8
 from chairlift.models.groups import Scales
@@ -118,15 +118,9 @@ def _kinds(model: Model, weights: WeightChoice) -> dict[str, tuple[Dtype, int]]:
 
     A head that is the embedding is a weight of its own, where they are rounded in other groups.
     """
-    dtype, head = weights.dtype, weight_dtype("head", head_dtype(weights.dtype), weights.wide)
-    kinds: dict[str, tuple[Dtype, int]] = dict.fromkeys(model.weights.names, ("float32", 0))
-    kinds["embed"] = head_dtype(dtype), EMBEDDING_GROUP
-    same_groups = head != "int8" or weights.head_group == EMBEDDING_GROUP
-    if not model.config.tie_embeddings or head != kinds["embed"][0] or not same_groups:
-        kinds["head"] = head, weights.head_group
-    for parts in product_names(model):
-        kind = weight_dtype(parts[0], dtype, weights.wide)
-        kinds.update(dict.fromkeys(parts, (kind, GROUPS[kind])))
+    kinds = weight_kinds(model, weights.dtype, weights.wide, weights.head_group)
+    if model.config.tie_embeddings and kinds["head"] == kinds["embed"]:
+        del kinds["head"]
     return kinds
 
 
