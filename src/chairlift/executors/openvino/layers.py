@@ -178,9 +178,13 @@ def _scaled(values: Output, scales: Scales) -> Output:
 
 def scaled_groups(values: Output, scales: Scales, shape: tuple[int, ...]) -> Output:
     """The same for any number of dimensions."""
-    kind = Type.f32 if scales.dtype == np.float32 else Type.f16
-    wide = op.multiply(op.convert(values, kind), share(scales, kind))
+    factors = _shared_scales(scales)
+    wide = op.multiply(op.convert(values, factors.get_element_type()), factors)
     return op.convert(op.reshape(wide, ints(*shape), False), Type.f32).output(0)
+
+
+def _shared_scales(scales: Scales) -> Output:
+    return share(scales, Type.f32 if scales.dtype == np.float32 else Type.f16)
 
 
 def _matmul(x: Output, weight: Output) -> Output:
@@ -196,8 +200,7 @@ def embedding(token_ids: Output, table: Packed) -> Output:
             return op.convert(_gather(share(bits, Type.bf16), token_ids), Type.f32).output(0)
         case Int8Groups(values, scales):
             numbers = op.convert(_gather(share(values, Type.i8), token_ids), Type.f32)
-            kind = Type.f32 if scales.dtype == np.float32 else Type.f16
-            factors = op.convert(_gather(share(scales, kind), token_ids), Type.f32)
+            factors = op.convert(_gather(_shared_scales(scales), token_ids), Type.f32)
             width = values.shape[1] * values.shape[2]
             return op.reshape(op.multiply(numbers, factors), ints(-1, width), False).output(0)
         case _:
