@@ -498,12 +498,14 @@ MUTANTS = [
         planner,
         "if slots < num_slots or blocks < num_blocks:",
         "if slots < num_slots:",
+        test_precedence.test_nobody_is_preempted_whose_blocks_do_not_suffice,
     ),
     Mutant(
         "slots of the victims do not suffice",
         planner,
         "if slots < num_slots or blocks < num_blocks:",
         "if blocks < num_blocks:",
+        test_precedence.test_nobody_is_preempted_whose_slot_does_not_suffice,
     ),
     Mutant(
         "the first of the lesser goes, not the last",

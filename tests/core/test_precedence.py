@@ -57,6 +57,26 @@ def test_nobody_is_preempted_for_one_that_lowered_limits_still_keep_out() -> Non
         assert 9 in running(engine) or not engine.stats().num_preemptions
 
 
+def test_nobody_is_preempted_whose_slot_does_not_suffice() -> None:
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(2, 64, 100))
+    engine.add(ask(0, priority=-1))
+    engine.add(ask(1, priority=5))
+    engine.step(1.0)
+    engine.add(ask(2, n=2))
+    engine.step(2.0)
+    assert not engine.stats().num_preemptions
+
+
+def test_nobody_is_preempted_whose_blocks_do_not_suffice() -> None:
+    engine = make_engine(Policy(scheduling_policy="priority"), Limits(4, 64, 100), CacheShape(8, 4))
+    engine.add(ask(0, 11, 3, priority=-1))
+    engine.add(ask(1, 3, 3, priority=5))
+    engine.step(1.0)
+    engine.add(ask(2, 23, 2))
+    engine.step(2.0)
+    assert not engine.stats().num_preemptions
+
+
 def test_equals_keep_their_places_when_one_was_looked_at() -> None:
     """Room is made for the first of two equal owners, and then it takes it."""
     engine = make_engine(Policy(scheduling_policy="fair"), Limits(2, 64, 100))
