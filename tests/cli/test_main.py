@@ -32,7 +32,17 @@ def test_help_loads_no_model_code() -> None:
     code = (
         "import sys\nfrom chairlift.cli.main import parse\n"
         "try:\n    parse(['--help'], {})\nexcept SystemExit:\n    pass\n"
-        "print([m for m in sys.modules if m in {'numpy', 'openvino', 'tokenizers', 'uvicorn', 'chairlift.llm'}])"
+        "unwanted = {'numpy', 'openvino', 'tokenizers', 'uvicorn', 'huggingface_hub', 'chairlift.llm'}\n"
+        "print([m for m in sys.modules if m in unwanted])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_listing_models_loads_nothing_that_computes() -> None:
+    code = (
+        "import sys\nfrom chairlift.cli.main import main\nassert main(['models']) == 0\n"
+        "print([m for m in sys.modules if m in {'numpy', 'openvino', 'tokenizers'}])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"

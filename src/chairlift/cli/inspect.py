@@ -157,7 +157,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    from chairlift.executors.openvino.memory import shown_bytes
+    from chairlift.models.files import shown_bytes
 
     lines = [f"{facts['name']}: {facts['format']}, {facts['path']}"]
     if facts["problem"] is not None:
@@ -200,7 +200,7 @@ def _window_text(facts: dict[str, Any]) -> str:
 
 
 def _table(facts: dict[str, Any]) -> list[str]:
-    from chairlift.executors.openvino.memory import shown_bytes
+    from chairlift.models.files import shown_bytes
 
     precisions = facts["precisions"]
     contexts = list(next(iter(precisions.values()))["cache_bytes"])

@@ -55,7 +55,7 @@ def _facts(entry: Entry) -> dict[str, Any]:
 
 
 def _lines(entries: list[Entry]) -> list[str]:
-    from chairlift.executors.openvino.memory import shown_bytes
+    from chairlift.models.files import shown_bytes
 
     rows = [["NAME", "SOURCE", "SIZE", "PARAMETERS", "ARCHITECTURE", "PRECISION", ""]]
     for entry in entries:

@@ -29,8 +29,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def run(arguments: argparse.Namespace) -> int:
     """Open, round, write."""
     from chairlift.executors.openvino.choice import choose_weights
-    from chairlift.executors.openvino.memory import shown_bytes
     from chairlift.executors.openvino.quantizing import quantize_model
+    from chairlift.models.files import shown_bytes
     from chairlift.worker.fetch import model_here
     from chairlift.worker.loading import LoadingBar
 

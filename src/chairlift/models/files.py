@@ -30,6 +30,13 @@ def shown(text: object) -> str:
     return line if len(line) <= 120 else line[:117] + "..."
 
 
+def shown_bytes(num_bytes: float) -> str:
+    """A size as people read it, decimal."""
+    if num_bytes >= 1e9:
+        return f"{num_bytes / 1e9:.1f} GB"
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
+
+
 def exists(path: Path) -> bool:
     """Something lies at this path, and we may look at it."""
     try:

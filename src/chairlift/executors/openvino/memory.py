@@ -17,6 +17,7 @@ from chairlift.executors.openvino.precision import choose_precision
 from chairlift.executors.openvino.weights import suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
 from chairlift.models.encoder import Encoder
+from chairlift.models.files import shown_bytes
 from chairlift.models.quantize import int4_bytes, int8_bytes
 
 CacheKind = Literal["f32", "bf16", "u8"]
@@ -192,10 +193,3 @@ def _what_fits(model: Model, asked: Dtype, available: int) -> Iterator[str]:
         least = min(least or (most, dtype), (most, dtype))
     if not fits and least is not None:
         yield f"no precision does, {least[1]} takes {shown_bytes(least[0])}"
-
-
-def shown_bytes(num_bytes: float) -> str:
-    """As people read it, decimal."""
-    if num_bytes >= 1e9:
-        return f"{num_bytes / 1e9:.1f} GB"
-    return f"{num_bytes / 1e6:.0f} MB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.1f} MB"
