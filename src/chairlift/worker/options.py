@@ -15,7 +15,7 @@ from chairlift.core.policy import SETTINGS, BatchingName, OrderName, Policy, Res
 from chairlift.journal.options import DEFAULT_MAX_BYTES, DEFAULT_MAX_SEGMENTS, JournalOptions
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
-AskedDtype = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+AskedDtype = Literal["auto", Dtype]
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
 
 DEFAULT_MAX_NUM_SEQS = 128

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Dtype = Literal["float32", "bfloat16", "int8", "int4"]
-AskedDtype = Literal["auto", "float32", "bfloat16", "int8", "int4"]
+AskedDtype = Literal["auto", Dtype]
 """`auto` lets a precision be chosen for each weight."""
 KVCacheDtype = Literal["auto", "float32", "bfloat16", "u8"]
 
