@@ -191,9 +191,9 @@ class Answering:
                     del results[number:]
                     break
                 num_bytes += len(line)
-            paths = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
             # A thread that writes goes on when nobody waits any longer: whatever follows waits for it.
-            job = asyncio.ensure_future(store.on_disk(partial(append_results, *paths, results), in_order=True))
+            write = partial(append_results, *store.result_paths(batch), results)
+            job = asyncio.ensure_future(store.on_disk(write, in_order=True))
             try:
                 await asyncio.shield(job)
             except asyncio.CancelledError:
@@ -219,7 +219,7 @@ async def recount(store: Store, batch: BatchRecord) -> set[str]:
     Raises:
         ApiError: they cannot be read.
     """
-    paths = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
+    paths = store.result_paths(batch)
     try:
         answered, failed = await store.on_disk(lambda: [results_in(path) for path in paths], in_order=True)
     except BadLine as error:

@@ -109,6 +109,11 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         return self.status in ENDED
 
     @property
+    def result_ids(self) -> tuple[str, str]:
+        """The files of its results: of answers, and of errors."""
+        return self.output_file_id, self.error_file_id
+
+    @property
     def num_unanswered(self) -> int:
         """Requests that have no result, of a batch that was validated."""
         return max(0, self.num_requests - self.num_completed - self.num_failed)

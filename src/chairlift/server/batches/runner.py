@@ -245,8 +245,7 @@ class Runner:
         """Write results for requests whose time is over; gives their number."""
         store = self._store
         source = store.content_path(batch.input_file_id)
-        output, errors = store.content_path(batch.output_file_id), store.content_path(batch.error_file_id)
-        write = partial(append_unanswered, source, output, errors, batch.endpoint, store.limits)
+        write = partial(append_unanswered, source, *store.result_paths(batch), batch.endpoint, store.limits)
         try:
             num_expired = await store.on_disk(write, in_order=True)
         except BadLine as error:
@@ -257,9 +256,9 @@ class Runner:
 
     async def _add_results(self, batch: BatchRecord) -> None:
         """Make files of the results that there are."""
-        store, ids = self._store, (batch.output_file_id, batch.error_file_id)
-        found = await store.on_disk(partial(sizes, [store.content_path(one) for one in ids]), in_order=True)
-        for file_id, num_bytes, kind in zip(ids, found, ("output", "error"), strict=True):
+        store = self._store
+        found = await store.on_disk(partial(sizes, store.result_paths(batch)), in_order=True)
+        for file_id, num_bytes, kind in zip(batch.result_ids, found, ("output", "error"), strict=True):
             if num_bytes and file_id not in store.files:
                 await store.add_file(
                     FileRecord(

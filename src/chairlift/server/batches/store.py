@@ -97,6 +97,10 @@ class Store:
         """Where the content of a file is. The id is one of ours."""
         return self._folder / "files" / file_id
 
+    def result_paths(self, batch: BatchRecord) -> tuple[Path, Path]:
+        """Where the results of a batch are: answers, and errors."""
+        return self.content_path(batch.output_file_id), self.content_path(batch.error_file_id)
+
     async def on_disk(self, work: Callable[[], T], *, in_order: bool = False) -> T:
         """Do something that may have to wait for the disk; with `in_order`, after all that was asked for so before.
 
@@ -121,13 +125,13 @@ class Store:
                 self._add(file)
             else:
                 _log.error("the content of %s is gone", file.id)
-        written = {one for batch in self.unfinished() for one in (batch.output_file_id, batch.error_file_id)}
+        written = {one for batch in self.unfinished() for one in batch.result_ids}
         for path in files.iterdir() if not num_bad + num_bad_files else ():
             is_ours = is_file_id(path.name) and (path.is_symlink() or path.is_file())
             if is_ours and path.name not in self.files and path.name not in written:
                 path.unlink()  # an upload that was cut off, or a file whose deletion was
         for batch in self.unfinished():
-            for file_id in (batch.output_file_id, batch.error_file_id):
+            for file_id in batch.result_ids:
                 path = self.content_path(file_id)
                 if file_id not in self.files and path.exists():
                     self.add_written(batch, path.stat().st_size)
