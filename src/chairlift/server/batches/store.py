@@ -153,15 +153,15 @@ class Store:
         """Bytes that an owner keeps, with those that are being written."""
         return sum(held.get(owner, _NOTHING)[1] for held in (self._kept, self._coming))
 
-    def check_room(self, owner: str, num_bytes: int = 0) -> None:
-        """Raises an ApiError if an owner may not have another file, or so many bytes more."""
+    def check_room(self, owner: str) -> None:
+        """Raises an ApiError if an owner may not have another file."""
         num_files = self._kept.get(owner, _NOTHING)[0] + self.num_coming(owner)
         num_files += 2 * sum(batch.owner == owner for batch in self.unfinished())  # there may be results of each
         if num_files >= self.limits.max_files:
             raise _too_much(f"You have {num_files} files, of at most {self.limits.max_files}: delete some.")
-        self.check_bytes(owner, num_bytes)
+        self.check_bytes(owner, 0)
 
-    def check_bytes(self, owner: str, num_bytes: int = 0) -> None:
+    def check_bytes(self, owner: str, num_bytes: int) -> None:
         """Raises an ApiError if an owner may not have so many bytes more."""
         if num_bytes > self.room(owner):
             raise no_room(self.limits.max_bytes)
