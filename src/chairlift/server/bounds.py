@@ -26,6 +26,7 @@ MAX_METADATA_KEY_CHARS = 64
 MAX_METADATA_CHARS = 512
 MAX_STREAM_INTERVAL = 1024
 MAX_TOOLS = 128
+FUNCTION_NAME = "[A-Za-z0-9_.:-]{1,128}"
 
 SERVICE_TIERS = {"auto": "default", "default": "default", "priority": "default", "scale": "default", "flex": "flex"}
 """The ways of being served that clients ask for, and how they are: nobody is before others for the asking."""
@@ -84,4 +85,4 @@ Truncation = Annotated[
     ),
 ]
 RequestId = Annotated[str, tells("Part of the response's id, in place of `X-Request-Id`, under the same rules.")]
-FunctionName = Annotated[str, tells(pattern="^[A-Za-z0-9_.:-]{1,128}$")]
+FunctionName = Annotated[str, tells(pattern=f"^{FUNCTION_NAME}$")]

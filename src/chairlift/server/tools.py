@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 
 from chairlift.core.structured import StructuredOutputs
-from chairlift.server.bounds import MAX_TOOLS
+from chairlift.server.bounds import FUNCTION_NAME, MAX_TOOLS
 from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.ports import ChatManners
 from chairlift.server.protocol import ChatBody, Function, Tool
 from chairlift.server.tool_grammar import forced_calls
 from chairlift.text.tools import GENERIC, ToolFormat, ToolReader
 
-_NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_NAME = re.compile(FUNCTION_NAME)
 
 
 @dataclass(frozen=True, slots=True)
