@@ -142,7 +142,7 @@ class CollectedChoice:
         parts: list[Part] = []
         for token in tokens:
             parts += reader.push(self._text.push((token,)), 1)
-        parts += reader.push(self._text.finish()) + reader.finish()
+        parts += last_parts(reader, self._text.finish())
         return message(parts, asked.new_call_id, asked.show.include_reasoning)
 
 
