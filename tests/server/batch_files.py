@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from server.running import TIMEOUT_S
+from server.running import TIMEOUT_S, until
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 BOUNDARY = "a-boundary"
@@ -17,10 +16,7 @@ BOUNDARY = "a-boundary"
 
 def follow(condition: Callable[[], bool], timeout_s: float = 4 * TIMEOUT_S) -> None:
     """Wait for what a server does, looking rarely enough to leave it the processor."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    until(condition, timeout_s, look_s=0.02)
 
 
 def line(custom_id: object, url: str = "/v1/completions", **body: Any) -> str:

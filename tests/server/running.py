@@ -228,12 +228,12 @@ def _metrics(ready: Ready) -> ServingMetrics:
     return ServingMetrics("fake", ready.max_model_len, ready.num_blocks, ready.block_size)
 
 
-def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S, look_s: float = 0.002) -> None:
     """Wait for something that other threads bring about."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)
+        time.sleep(look_s)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from chairlift.text.reasoning import REASONING_FORMATS
 from chairlift.text.tools import TOOL_FORMATS
 from server.fake_text import TURN, FakeText
 from server.fake_worker import DIE, FAIL, FakeOptions, spelled
+from server.response_events import parsed
 from server.running import RunningServer, running_server, until
 from server.test_admission import caps, occupied, serving
 from server.test_tools import ANSWERS, BERN, Thinking, says
@@ -86,23 +87,11 @@ def refused(server: RunningServer, path: str = PATH, headers: dict[str, str] = H
     return status, answer["error"]["type"], answer["error"]["message"]
 
 
-def events_of(content: bytes) -> list[dict[str, Any]]:
-    """The events of a stream; each has its name in two places."""
-    pieces = content.decode().split("\n\n")
-    assert pieces[-1] == ""
-    events = []
-    for piece in pieces[:-1]:
-        name, data = piece.split("\n")
-        events.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {events[-1]['type']}"
-    return events
-
-
 def stream(server: RunningServer, **fields: Any) -> list[dict[str, Any]]:
     status, headers, content = server.request("POST", PATH, fields | {"stream": True}, HEADERS)
     assert status == 200, content
     assert headers["content-type"].startswith("text/event-stream")
-    return events_of(content)
+    return parsed(content)
 
 
 def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
