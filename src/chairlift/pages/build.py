@@ -20,9 +20,9 @@ def style(package: str, name: str) -> str:
     return asset("chairlift.pages", "base.css") + asset(package, name)
 
 
-def program(package: str, name: str) -> str:
-    """What the programs of all our pages use, and this page's own."""
-    return asset("chairlift.pages", "base.js") + asset(package, name)
+def program(package: str, *names: str) -> str:
+    """What the programs of all our pages use, and the parts of this page's own."""
+    return asset("chairlift.pages", "base.js") + "".join(asset(package, name) for name in names)
 
 
 def policy(program: str, style: str, *rules: str) -> str:

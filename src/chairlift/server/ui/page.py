@@ -5,9 +5,9 @@ from __future__ import annotations
 from chairlift.pages.build import asset, policy, program, style
 
 _PACKAGE = "chairlift.server.ui"
-_ACTS = program(_PACKAGE, "ui.js")
+PROGRAM = program(_PACKAGE, "tools.js", "chat.js", "ui.js")
 _LOOK = style(_PACKAGE, "ui.css")
-_POLICY = policy(_ACTS, _LOOK, "connect-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'")
+_POLICY = policy(PROGRAM, _LOOK, "connect-src 'self'", "frame-ancestors 'none'", "require-trusted-types-for 'script'")
 
 HEADERS = (
     (b"content-security-policy", _POLICY.encode()),
@@ -23,4 +23,4 @@ HEADERS = (
 
 def to_html() -> bytes:
     """The page."""
-    return asset(_PACKAGE, "ui.html").format(style=_LOOK, program=_ACTS).encode()
+    return asset(_PACKAGE, "ui.html").format(style=_LOOK, program=PROGRAM).encode()
