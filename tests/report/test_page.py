@@ -14,6 +14,7 @@ from random import Random
 
 import pytest
 
+from browser import CHROMIUM, browser
 from chairlift.cli.report import SimulationRecord
 from chairlift.pages.build import program
 from chairlift.report.data import Run
@@ -153,38 +154,24 @@ def test_the_program_is_a_program(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-
-
 @pytest.mark.skipif(CHROMIUM is None, reason="no browser here")
 def test_a_browser_draws_the_page_and_shows_its_figures(tmp_path: Path) -> None:
     runs = [hostile_run(), hostile_run("other")]
     page = tmp_path / "page.html"
     page.write_text(to_html(runs), encoding="utf-8")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=5000"]
-    flags.append("--run-all-compositor-stages-before-draw")  # else the DOM may be written before the first frame
-    folder = f"--user-data-dir={tmp_path / 'profile'}"
-    for _ in range(3):  # a browser without a screen may write the page before its first frame
-        done = subprocess.run(
-            [str(CHROMIUM), *flags, folder, "--dump-dom", page.as_uri()],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        )
-        if "data-drawn" in done.stdout:
-            break
-    assert "CONSOLE" not in done.stderr, done.stderr
-    outline = Outline(done.stdout)
+    with browser(tmp_path / "profile") as tab:
+        tab.open(page.as_uri())
+        tab.until("document.documentElement.dataset.drawn")
+        shown_page = str(tab.run("document.documentElement.outerHTML"))
+        assert not tab.complaints
+    outline = Outline(shown_page)
     assert ("data-drawn", "yes") in outline.attributes
     assert outline.tags.count("script") == 2
     assert not {"img", "b", "iframe"} & set(outline.tags)
     assert outline.tags.count("canvas") > 12
-    shown = re.findall("<td[^>]*>([^<]*)</td>", done.stdout)
+    shown = re.findall("<td[^>]*>([^<]*)</td>", shown_page)
     ttft = runs[0].latencies["ttft"]
     assert f"{1e3 * ttft.p50:.3g} ms" in shown
     assert f"{1e3 * ttft.p99:.3g} ms" in shown
     assert shown.count("1.00 ×") > 10
-    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in done.stdout
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;" in shown_page
