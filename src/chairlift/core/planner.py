@@ -491,7 +491,7 @@ class Planner:
     def _hold_back(self, now: float) -> None:
         """All but a few of the background give their slots to whoever else is there.
 
-        All of it, if somebody lacked a slot or blocks in the last step.
+        All of it, if somebody lacked room in the last step.
         """
         gone = surplus(self._running, keeps_none=self.lacks_room)
         others = [s for s in (*self._running.live(), *self._waiting) if not is_background(s)] if gone else []
