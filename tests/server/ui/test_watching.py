@@ -41,24 +41,25 @@ def live(server: RunningServer, headers: Headers | None = None) -> Live:
 @contextlib.contextmanager
 def asking(server: RunningServer, *names: str, keys: dict[str, str] | None = None) -> Iterator[None]:
     """Requests in flight, whose clients do not read; `keys` by name."""
-    socks = []
-    for name in names:
-        key = (keys or {}).get(name)
-        fields = {"prompt": SECRET, "max_tokens": 4000, "ignore_eos": True, "request_id": name, "user": f"of-{name}"}
-        data = json.dumps(fields).encode()
-        known = f"authorization: Bearer {key}\r\n" if key else ""
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{known}content-length: {len(data)}\r\n\r\n"
-        sock = socket.create_connection(("127.0.0.1", server.port), timeout=5)
-        sock.sendall(head.encode() + data)
-        num_adds = len(server.worker.adds)
-        until(lambda count=num_adds: len(server.worker.adds) > count)  # type: ignore[misc]
-        socks.append(sock)
-    try:
+    with contextlib.ExitStack() as socks:
+        socks.callback(server.wait_idle)
+        for name in names:
+            key = (keys or {}).get(name)
+            fields = {
+                "prompt": SECRET,
+                "max_tokens": 4000,
+                "ignore_eos": True,
+                "request_id": name,
+                "user": f"of-{name}",
+            }
+            data = json.dumps(fields).encode()
+            known = f"authorization: Bearer {key}\r\n" if key else ""
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{known}content-length: {len(data)}\r\n\r\n"
+            sock = socks.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=5))
+            num_adds = len(server.worker.adds)
+            sock.sendall(head.encode() + data)
+            until(lambda count=num_adds: len(server.worker.adds) > count)  # type: ignore[misc]
         yield
-    finally:
-        for sock in socks:
-            sock.close()
-        server.wait_idle()
 
 
 def ids(rows: list[Any]) -> list[str]:
