@@ -225,8 +225,8 @@ def test_an_upload_that_goes_on_may_take_longer_than_a_request_and_one_that_stop
             until(lambda: server.num_connections() == 1)
             connections = server.http.connections
             for start in range(0, 800_000, 100_000):
-                sock.sendall(body[start : start + 100_000])
                 timed = connections[0]._num_body_bytes_timed
+                sock.sendall(body[start : start + 100_000])
                 until(lambda timed=timed: connections[0]._num_body_bytes_timed > timed)  # type: ignore[misc]
             answer = b"".join(iter(lambda: sock.recv(1 << 16), b""))
         assert b" 408 " in answer.split(b"\r\n")[0]
