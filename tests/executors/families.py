@@ -190,6 +190,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "use_parallel_residual": True,
     },
     "gpt2": _GPT2,
+    "gpt2-depth": {**_GPT2, "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True},
     "qwen3moe": _QWEN3_MOE,
     "qwen3moe-sums": {**_QWEN3_MOE, "norm_topk_prob": False},
     "mixtral": _family(
@@ -217,7 +218,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral"))}
+_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth"))}
 """Of those that joined later: the others' seeds are their places in the list without them."""
 LOGIT_SCALES = {"granite": 6.7}
 """Standard deviation of the head's outputs, where not 3.3."""

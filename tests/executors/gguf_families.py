@@ -36,9 +36,9 @@ ARCHITECTURES = {
 }
 PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
 """Whose converters put rotary pair j of a head of Q and K into its rows 2j and 2j + 1."""
-NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums"})
-"""Those that the format can express: it knows no windows of Qwen's, no dynamic scaling, no mscale, and only
-experts whose weights are divided by their sum."""
+NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums", "gpt2-depth"})
+"""Those that the format can express: it knows no windows of Qwen's, no dynamic scaling, no mscale, only experts
+whose weights are divided by their sum, and no scale of scores that falls with depth."""
 
 _STEMS = {
     **GGUF_STEMS,

@@ -3,13 +3,15 @@
 Run once, anywhere but in Chairlift's venv:
 
     python -m venv tmp/hf && tmp/hf/bin/pip install torch==2.13.0 transformers==5.24.0 numpy
-    PYTHONPATH=tests tmp/hf/bin/python tests/executors/make_family_fixtures.py
+    PYTHONPATH=tests tmp/hf/bin/python tests/executors/make_family_fixtures.py [NAME...]
 
-The checkpoints themselves are drawn again from their seeds by the tests.
+With names, only those are computed, and the others stay as they are. The checkpoints themselves are drawn again from
+their seeds by the tests.
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from pathlib import Path
 
@@ -21,8 +23,11 @@ from executors.families import CONFIGS, FIXTURES, POSITIONS, tokens_of, write_ch
 
 
 def main() -> None:
-    expected = {}
-    for name in CONFIGS:
+    names, expected = sys.argv[1:] or list(CONFIGS), {}
+    if len(sys.argv) > 1:
+        with np.load(FIXTURES) as stored:
+            expected = {name: stored[name] for name in stored if name in CONFIGS}
+    for name in names:
         with tempfile.TemporaryDirectory() as folder:
             path = write_checkpoint(name, Path(folder) / name)
             model, info = AutoModelForCausalLM.from_pretrained(

@@ -173,6 +173,7 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
         {"norm_eps": 1e-1},
         {"unrotated_layers": ()},
     ],
+    "gpt2-depth": [{"scale_by_depth": False}, {"activation": "relu"}],
     "stablelm-parallel": [{"qk_norm": "none"}, {"qk_norm": "zeroth"}],
     "dynamic": [{"rope": {"scaling": "none"}}, {"rope": {"factor": 1.5}}, {"rope": {"original_max_model_len": 33}}],
     "yarn": [{"rope": {"amplitude": 1.0}}, {"rope": {"factor": 4.0}}, {"rope": {"original_max_model_len": 64}}],

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import get_args
+
 import numpy as np
 import openvino as ov
 import pytest
@@ -9,11 +13,13 @@ from numpy.typing import NDArray
 from openvino import Type
 from openvino import opset13 as op
 
+from chairlift.executors.forward import activated as compute_activation
 from chairlift.executors.openvino.attention import parameter
-from chairlift.executors.openvino.layers import Heads, RmsNorm, Rotation, embedding, product
+from chairlift.executors.openvino.layers import Heads, RmsNorm, Rotation, activated, embedding, product
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, pack
 from chairlift.models import Encoding, Int4Groups, Int8Groups, Tensor, suits_int4, to_float32, to_int4, to_int8
+from chairlift.models.config import Activation
 from models.writers import encode
 
 Floats = NDArray[np.float32]
@@ -106,6 +112,24 @@ def test_embeddings(dtype: Dtype, tolerance: float) -> None:
     wanted = np.array([3, 49, 3, 0], np.int32)
     got = run(ov.Model([op.result(rows)], [ids], "embedding"), wanted, properties=EXACT)
     assert np.abs(got - to_float32(table)[wanted]).max() <= tolerance
+
+
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_activations(activation: Activation) -> None:
+    """Against their formulas, one number at a time."""
+    formulas: dict[Activation, Callable[[float], float]] = {
+        "silu": lambda v: v / (1 + math.exp(-v)),
+        "gelu": lambda v: v * (1 + math.erf(v / math.sqrt(2))) / 2,
+        "gelu_tanh": lambda v: v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) / 2,
+        "relu": lambda v: max(v, 0.0),
+        "relu2": lambda v: max(v, 0.0) ** 2,
+    }
+    x = parameter("x", Type.f32, [-1, 41])
+    data = np.linspace(-8, 8, 41, dtype=np.float32).reshape(1, -1)
+    exact = [[formulas[activation](float(value)) for value in data[0]]]
+    got = run(ov.Model([op.result(activated(x.output(0), activation))], [x], "act"), data, properties=EXACT)
+    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(compute_activation(data, activation), exact, rtol=1e-5, atol=2e-6)
 
 
 def test_rotation_and_norm_are_one_kernel_each() -> None:

@@ -139,7 +139,7 @@ def test_the_installed_package_opens() -> None:
     [
         ({"architectures": ["BloomForCausalLM"]}, "architecture BloomForCausalLM is not supported"),
         ({"architectures": None}, "architectures must be a list"),
-        ({"hidden_act": "gelu"}, "hidden_act gelu"),
+        ({"hidden_act": "mish"}, "hidden_act mish"),
         ({"rope_scaling": {"rope_type": "xpos", "factor": 4.0}}, "rope type xpos"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor must be a number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 40}}, "beta_slow"),

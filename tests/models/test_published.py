@@ -214,6 +214,30 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "tie_embeddings": True,
         },
     ),
+    "Cerebras-GPT 111M": (
+        {"architectures": ["GPT2LMHeadModel"], "activation_function": "gelu", "n_embd": 768, "n_head": 12,
+         "n_inner": 3072, "n_layer": 10, "n_positions": 2048, "scale_attn_weights": True, "vocab_size": 50257},
+        {"activation": "gelu", "num_layers": 10, "scale_by_depth": False, "attention_scale": None},
+    ),
+    "GPT-2 small of Stanford CRFM": (
+        {"architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new", "n_embd": 768, "n_head": 12,
+         "n_layer": 12, "n_positions": 1024, "reorder_and_upcast_attn": True, "scale_attn_by_inverse_layer_idx": True},
+        {"scale_by_depth": True, "attention_scale": None, "head_size": 64},
+    ),
+    "ReluLLaMA 7B": (
+        config("LlamaForCausalLM", (4096, 11008, 32, 32, 32, 32000), max_position_embeddings=4096, hidden_act="relu"),
+        {"activation": "relu"},
+    ),
+    "Qwen3 30B-A3B as transformers 5 writes it": (
+        config("Qwen3MoeForCausalLM", (2048, 6144, 48, 32, 4, 151936), num_local_experts=128, num_experts_per_tok=8,
+               moe_intermediate_size=768, norm_topk_prob=True, use_sliding_window=True, sliding_window=4096,
+               max_window_layers=28),
+        {"num_experts": 128, "head_size": 64, "sliding_window": 4096, "sliding_layers": ()},
+    ),
+    "Gemma 3 with another activation": (
+        config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), hidden_activation="silu"),
+        {"activation": "silu"},
+    ),
     "Qwen3 30B-A3B": (
         config("Qwen3MoeForCausalLM", (2048, 6144, 48, 32, 4, 151936), head_dim=128, num_experts=128,
                num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
@@ -292,8 +316,8 @@ def test_bases_of_both_kinds_of_layers() -> None:
         (config("SmolLM3ForCausalLM", (2048, 11008, 4, 16, 4, 128), no_rope_layers=[1, 1]), "no_rope_layers"),
         (config("GraniteForCausalLM", (2048, 8192, 4, 32, 8, 128), logits_scaling=0), "logits_scaling must be a"),
         (config("StableLmForCausalLM", (2048, 8192, 4, 32, 8, 128), qk_layernorm="yes"), "qk_layernorm must be true"),
-        (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="relu"), "hidden_act relu"),
-        ({"architectures": ["GPT2LMHeadModel"], "activation_function": "relu"}, "hidden_act relu"),
+        (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="mish"), "hidden_act mish"),
+        ({"architectures": ["GPT2LMHeadModel"], "activation_function": "tanh"}, "hidden_act tanh"),
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[0]), "layers without experts"),
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
         (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
@@ -303,7 +327,7 @@ def test_bases_of_both_kinds_of_layers() -> None:
         ),
         (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "not supported because its experts have biases"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
-        ({"architectures": ["GPT2LMHeadModel"], "scale_attn_by_inverse_layer_idx": True}, "inverse_layer_idx"),
+        ({"architectures": ["GPT2LMHeadModel"], "add_cross_attention": True}, "add_cross_attention"),
     ],
 )
 def test_refused_by_name(values: dict[str, Any], message: str) -> None:

@@ -5,12 +5,14 @@ The oracle: every executor is checked against it, and it is checked against Hugg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chairlift.models import Model, ModelConfig, Rope, to_float32
+from chairlift.models.config import Activation
 
 Floats = NDArray[np.float32]
 
@@ -70,7 +72,9 @@ class ReferenceModel:
         values[positions] = self._linear(h, name + "v").reshape(len(positions), -1, config.head_size)
         end = int(positions[-1]) + 1
         window = config.window_of(layer) or end
-        return self._linear(_attend(q, keys[:end], values[:end], positions, window, config.score_scale), name + "o")
+        return self._linear(
+            _attend(q, keys[:end], values[:end], positions, window, config.score_scale(layer)), name + "o"
+        )
 
     def _queries_or_keys(self, h: Floats, name: str) -> Floats:
         """`[new, heads, head_size]`, normalised as the model wants."""
@@ -90,8 +94,8 @@ class ReferenceModel:
         if self.config.num_experts:
             return self._mixture(h, name)
         if not self.config.gated:
-            return self._linear(_activated(self._linear(h, name + "up"), self.config), name + "down")
-        gate = _activated(self._linear(h, name + "gate"), self.config)
+            return self._linear(activated(self._linear(h, name + "up"), self.config.activation), name + "down")
+        gate = activated(self._linear(h, name + "gate"), self.config.activation)
         return self._linear(gate * self._linear(h, name + "up"), name + "down")
 
     def _mixture(self, h: Floats, name: str) -> Floats:
@@ -106,7 +110,7 @@ class ReferenceModel:
             total = weights[token, experts].sum() if config.normalised_experts else np.float32(1)
             for expert in experts:
                 one = f"{name}experts.{expert}."
-                gate = _activated(self._linear(h[token], one + "gate"), config)
+                gate = activated(self._linear(h[token], one + "gate"), config.activation)
                 added = self._linear(gate * self._linear(h[token], one + "up"), one + "down")
                 y[token] += weights[token, expert] / total * added
         return y
@@ -145,15 +149,23 @@ def empty_caches(config: ModelConfig, num_positions: int) -> tuple[list[Floats],
     return [np.zeros(shape, np.float32) for _ in layers], [np.zeros(shape, np.float32) for _ in layers]
 
 
-def _activated(x: Floats, config: ModelConfig) -> Floats:
+def activated(x: Floats, activation: Activation) -> Floats:
+    """The non-linear function of an MLP."""
     y: Floats
-    match config.activation:
+    match activation:
         case "silu":
             with np.errstate(over="ignore"):
                 y = x / (1 + np.exp(-x))
+        case "gelu":
+            erf = [math.erf(value) for value in (x / np.float32(2**0.5)).ravel()]
+            y = np.float32(0.5) * x * (1 + np.array(erf, np.float32).reshape(x.shape))
         case "gelu_tanh":
             inner = np.float32((2 / np.pi) ** 0.5) * (x + np.float32(0.044715) * x**3)
             y = np.float32(0.5) * x * (1 + np.tanh(inner))
+        case "relu":
+            y = np.maximum(x, 0)
+        case "relu2":
+            y = np.square(np.maximum(x, 0))
     return y
 
 

@@ -9,7 +9,8 @@ from typing import Literal
 from chairlift.core.errors import InvalidModel
 from chairlift.models.rope import Rope
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+"""`gelu` is the exact one, `relu2` the square of `relu`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class ModelConfig:
     - `sliding_window` counts the current token; `sliding_layers` says which layers have it (empty: all), and
       `local_rope` is the rotation of those, if it is another. Layers in `unrotated_layers` have none.
     - `attention_bias` is that of q, k and v, `output_bias` that of o. Scores are scaled by `attention_scale`, or by
-      `head_size ** -0.5`.
+      `head_size ** -0.5`; with `scale_by_depth` the n-th layer divides that by n.
     - `qk_norm` normalises queries and keys before they are rotated: all heads with one weight, every head with a weight
       of its own, or the whole width at once.
     - `norm` is root mean square or layer normalisation (that of queries and keys of each head too), `norm_bias` its
@@ -58,6 +59,7 @@ class ModelConfig:
     attention_bias: bool = False
     output_bias: bool = False
     attention_scale: float | None = None
+    scale_by_depth: bool = False
     qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
@@ -103,10 +105,10 @@ class ModelConfig:
         """Numbers in the keys (or the values) of one token, all heads."""
         return self.num_kv_heads * self.head_size
 
-    @property
-    def score_scale(self) -> float:
+    def score_scale(self, layer: int) -> float:
         """What the products of queries and keys are multiplied by."""
-        return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+        scale = self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
+        return scale / (layer + 1) if self.scale_by_depth else scale
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer attends to, the current one among them; None for all."""

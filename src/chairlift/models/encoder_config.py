@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from chairlift.core.errors import InvalidModel
+from chairlift.models.config import Activation
 from chairlift.models.fields import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.files import (
     MAX_CONFIG_BYTES,
@@ -19,21 +20,15 @@ from chairlift.models.files import (
     read_config,
     shown,
 )
+from chairlift.models.hf_config import ACTIVATIONS
 
 MAX_LABELS = 4096
 MAX_LABEL_CHARS = 256
 
-Activation = Literal["gelu", "gelu_tanh", "relu"]
 Pooling = Literal["cls", "mean", "last"]
 HeadKind = Literal["none", "bert", "roberta"]
 LabelActivation = Literal["sigmoid", "softmax", "identity"]
 
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-}
 _POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -147,7 +142,7 @@ def config_from_json(values: Mapping[str, Any], where: str) -> EncoderConfig:
     kind = KINDS.get(_declared(values))
     if kind is None:
         raise fields.error(f"architecture {shown(_declared(values))} is not an encoder ({', '.join(KINDS)} are)")
-    activation = _ACTIVATIONS.get(str(fields.get("hidden_act") or "gelu"))
+    activation = ACTIVATIONS.get(str(fields.get("hidden_act") or "gelu"))
     if activation is None:
         raise fields.error(f"hidden_act {shown(fields.get('hidden_act'))} is not supported")
     if fields.get("position_embedding_type") not in (None, "absolute"):

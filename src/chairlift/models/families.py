@@ -194,7 +194,7 @@ FAMILIES = (
         ("Qwen3MoeForCausalLM",),
         ("qwen3moe",),
         has_experts=True,
-        defaults={"sliding_window": 4096, "head_dim": 128},
+        defaults={"sliding_window": 4096, "num_key_value_heads": 4},
         from_json=features.qwen3moe_from_json,
         from_gguf=features.qwen3_from_gguf,
     ),

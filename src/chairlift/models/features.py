@@ -53,11 +53,13 @@ def qwen3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Layers with one MLP between those with experts are refused: no published model has them."""
+    """Windows, if asked for, are in all layers. Layers with one MLP between those with experts are refused: no
+    published model has them."""
     if fields.get("mlp_only_layers") not in (None, []) or fields.integer("decoder_sparse_step", 0, MAX_LAYERS, 1) != 1:
         raise fields.error("layers without experts (mlp_only_layers, decoder_sparse_step) are not supported")
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
     return replace(
-        _with_experts(fields, qwen3_from_json(fields, config), "num_experts", 128, 8),
+        _with_experts(fields, replace(config, qk_norm="head", sliding_window=window), "num_experts", 128, 8),
         intermediate_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, 768),
         normalised_experts=fields.flag("norm_topk_prob", False),
     )
@@ -70,7 +72,8 @@ def mixtral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
 def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usual_chosen: int) -> ModelConfig:
     if config.activation != "silu":
         raise fields.error(f"experts with the activation {config.activation} are not supported")
-    num_experts = fields.integer(key, 1, MAX_EXPERTS, usual)
+    other = "num_experts" if key == "num_local_experts" else "num_local_experts"
+    num_experts = fields.integer(key if fields.get(other) is None else other, 1, MAX_EXPERTS, usual)
     chosen = fields.integer("num_experts_per_tok", 1, num_experts, usual_chosen)
     return replace(config, num_experts=num_experts, experts_per_token=chosen)
 
@@ -128,13 +131,13 @@ def gemma3_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
     width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_size
     local_rope = Rope(config.rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0))
     layers = sliding_pattern(keys, config.num_layers, 6)
-    return replace(_gemma3(config, width**-0.5), local_rope=local_rope, sliding_layers=layers)
+    config = replace(config, activation="gelu_tanh", local_rope=local_rope, sliding_layers=layers)
+    return _gemma3(config, width**-0.5)
 
 
 def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
     return replace(
         config,
-        activation="gelu_tanh",
         qk_norm="head",
         post_norms=True,
         attention_scale=attention_scale,
@@ -244,13 +247,13 @@ def gpt2_fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def gpt2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-        if fields.flag(key, False):
-            raise fields.error(f"{key} is not supported")
+    if fields.flag("add_cross_attention", False):
+        raise fields.error("add_cross_attention is not supported")
     return replace(
         _gpt2(config),
         norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
         attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
+        scale_by_depth=fields.flag("scale_attn_by_inverse_layer_idx", False),
     )
 
 

@@ -10,7 +10,20 @@ from chairlift.models.fields import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE
 from chairlift.models.files import shown
 from chairlift.models.rope import Rope, longrope_amplitude, yarn_amplitude
 
-ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+"""What files call them: four of the names are ways to write the same approximation."""
 
 
 def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -> ModelConfig:

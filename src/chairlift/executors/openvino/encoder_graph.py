@@ -12,7 +12,7 @@ from openvino import opset13 as op
 
 from chairlift.executors.openvino.attention import parameter
 from chairlift.executors.openvino.graph import GROUPS
-from chairlift.executors.openvino.layers import embedding, ints, product
+from chairlift.executors.openvino.layers import activated, embedding, ints, product
 from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena, Packed, pack
 from chairlift.models.encoder import Encoder
@@ -89,15 +89,7 @@ class _Builder:
         return op.reshape(op.transpose(attended, ints(0, 2, 1, 3)), ints(0, 0, config.hidden_size), True).output(0)
 
     def _mlp(self, x: Output, name: str) -> Output:
-        h = self._linear(x, name, "up")
-        match self._config.activation:
-            case "gelu":
-                h = op.gelu(h, "erf").output(0)
-            case "gelu_tanh":
-                h = op.gelu(h, "tanh").output(0)
-            case "relu":
-                h = op.relu(h).output(0)
-        return self._linear(h, name, "down")
+        return self._linear(activated(self._linear(x, name, "up"), self._config.activation), name, "down")
 
     def _linear(self, x: Output, name: str, *parts: str) -> Output:
         """`x` times one weight, or several side by side, plus their biases."""

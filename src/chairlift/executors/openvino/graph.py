@@ -91,7 +91,7 @@ def is_expert(name: str) -> bool:
 def attention_shape(model: Model, layer: int) -> AttentionShape:
     config = model.config
     window = config.window_of(layer) or 0
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, window, config.attention_scale)
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, window, config.score_scale(layer))
 
 
 def attention_shapes(model: Model) -> set[AttentionShape]:

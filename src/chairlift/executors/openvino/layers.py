@@ -124,8 +124,15 @@ def activated(x: Output, activation: Activation) -> Output:
     match activation:
         case "silu":
             return op.swish(x).output(0)
+        case "gelu":
+            return op.gelu(x, "erf").output(0)
         case "gelu_tanh":
             return op.gelu(x, "tanh").output(0)
+        case "relu":
+            return op.relu(x).output(0)
+        case "relu2":
+            positive = op.relu(x)
+            return op.multiply(positive, positive).output(0)
 
 
 def scaled(x: Output, factor: float) -> Output:
