@@ -108,6 +108,15 @@ def test_both_formats_give_equal_configs(biased: TinyLlama, tmp_path: Path) -> N
     assert folder.head_size == 32 and folder.q_size == 128 and folder.kv_size == 64
 
 
+def test_a_number_for_each_layer_is_one_number(biased: TinyLlama, tmp_path: Path) -> None:
+    """Files may say of every layer what is the same in all."""
+    sizes = {"attention.head_count": [4, 4], "attention.head_count_kv": [2, 2], "feed_forward_length": [96, 96]}
+    arrays = {f"llama.{key}": np.array(value, np.int32) for key, value in sizes.items()}
+    plain = open_file(biased.write_gguf(tmp_path / "plain.gguf")).config
+    assert (plain.num_heads, plain.num_kv_heads, plain.intermediate_size) == (4, 2, 96)
+    assert open_file(biased.write_gguf(tmp_path / "m.gguf", extra=arrays)).config == plain
+
+
 def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
     tiny = tiny_llama(5, tied=True)
     for model in (open_folder(tiny.write_folder(tmp_path / "m")), open_file(tiny.write_gguf(tmp_path / "m.gguf"))):
@@ -203,6 +212,9 @@ def test_configs_refused(tmp_path: Path, changes: dict[str, Any], message: str) 
         ({"llama.embedding_length": "64"}, "embedding_length must be an integer"),
         ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "finite number"),
         ({"llama.rope.freq_base": 0.0}, "freq_base must be between"),
+        ({"llama.attention.head_count_kv": np.array([2, 4], np.int32)}, "head_count_kv must be an integer, the same"),
+        ({"llama.feed_forward_length": np.array([], np.int32)}, "feed_forward_length must be an integer, the same"),
+        ({"llama.block_count": np.array([2.0, 2.0], np.float32)}, "block_count must be an integer, the same"),
         ({"tokenizer.ggml.eos_token_id": 128}, "special token id 128"),
         ({"general.alignment": 0}, "alignment 0"),
         ({"general.alignment": 48}, "alignment 48"),

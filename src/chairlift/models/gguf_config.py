@@ -23,10 +23,24 @@ class Metadata:
         return self.gguf.has(f"{self.prefix}.{key}")
 
     def size(self, key: str, high: int, default: int | None = None, low: int = 1) -> int:
-        value = self.gguf.integer(f"{self.prefix}.{key}", default)
+        name = f"{self.prefix}.{key}"
+        is_array = self.gguf.has(name) and self.gguf.is_array(name)
+        value = self._of_every_layer(name) if is_array else self.gguf.integer(name, default)
         if not low <= value <= high:
             raise self.gguf.error(f"{self.prefix}.{key} must be between {low} and {high}, not {value}")
         return value
+
+    def _of_every_layer(self, name: str) -> int:
+        """What an array has for each layer, which must be the same.
+
+        Raises:
+            InvalidModel: it is not, or there is nothing in it.
+        """
+        values = self.gguf.numbers(name)
+        first = values[0] if len(values) else None
+        if not isinstance(first, int) or any(value != first for value in values[: MAX_LAYERS + 1]):
+            raise self.gguf.error(f"{name} must be an integer, the same for all layers")
+        return int(first)
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         value = self.gguf.number(f"{self.prefix}.{key}", default)
