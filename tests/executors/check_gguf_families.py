@@ -30,6 +30,9 @@ def check_names(name: str) -> None:
     arch = next(one for one, text in gguf.MODEL_ARCH_NAMES.items() if text == ARCHITECTURES[kind])
     table = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for hf_name in weights_of(name):
+        if kind == "gpt_oss" and "mlp.experts" in hf_name:  # cut in two before they are named
+            continue
+        hf_name += ".weight" if hf_name.endswith("sinks") else ""
         if ".experts." in hf_name:  # merged before they are named
             ours = gguf_name(re.sub(r"experts\.\d+\.", "experts.", hf_name), kind)
             hf_name = re.sub(r"experts\.\d+\.", "experts.", hf_name)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from models.block_writers import decode_mxfp4, mxfp4_codes
 from models.writers import encode, write_safetensors
 
 VOCAB_SIZE = 120
@@ -109,6 +110,38 @@ _QWEN3_MOE = _family(
     mlp_only_layers=[],
     decoder_sparse_step=1,
 )
+_QWEN2_MOE = _family(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=64,
+    shared_expert_intermediate_size=96,
+    norm_topk_prob=False,
+)
+_GPT_OSS = _family(
+    "gpt_oss",
+    "GptOssForCausalLM",
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_key_value_heads=2,
+    head_dim=64,
+    attention_bias=True,
+    num_local_experts=6,
+    num_experts_per_tok=2,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    sliding_window=24,
+    swiglu_limit=7.0,
+    rope_theta=150000.0,
+    rope_scaling={
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 32,
+        "truncate": False,
+    },
+)
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0 + 0.02 * j for j in range(12)],
@@ -202,6 +235,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
     ),
+    "qwen3moe-dense": {**_QWEN3_MOE, "num_hidden_layers": 3, "mlp_only_layers": [1]},
+    "qwen2moe": _QWEN2_MOE,
+    "gpt-oss": _GPT_OSS,
     "dynamic": {**_LLAMA, "max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
     "yarn": {**_LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32}},
     "yarn-mscale": {
@@ -218,8 +254,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
-_SEEDS = {name: 100 + n for n, name in enumerate(("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth"))}
-"""Of those that joined later: the others' seeds are their places in the list without them."""
+_JOINED = ("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth", "qwen3moe-dense", "qwen2moe")
+_SEEDS = {name: 100 + n for n, name in enumerate(_JOINED)} | {"gpt-oss": 137}
+"""Of those that joined later: the others' seeds are their places in the list without them. With that of GPT-OSS no
+token's last chosen expert is within 0.06 of the next one."""
 LOGIT_SCALES = {"granite": 6.7}
 """Standard deviation of the head's outputs, where not 3.3."""
 
@@ -235,6 +273,25 @@ def write_checkpoint(name: str, folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]))
     weights = {key: encode(value, "F32") for key, value in weights_of(name).items()}
     write_safetensors(folder / "model.safetensors", weights)
+    return folder
+
+
+def write_mxfp4_checkpoint(name: str, folder: Path) -> Path:
+    """The same for experts as GPT-OSS ships them: two numbers to a byte, and scales beside them."""
+    folder.mkdir(parents=True)
+    config = {**CONFIGS[name], "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {}
+    for key, numbers in weights_of(name).items():
+        if numbers.ndim < 3:
+            tensors[key] = encode(numbers, "F32")
+            continue
+        rows = numbers.transpose(0, 2, 1)  # [experts, rows, cols]
+        codes, exponents = mxfp4_codes(rows.reshape(-1, 32))
+        shape = *rows.shape[:2], rows.shape[2] // 32
+        tensors[key + "_blocks"] = "U8", (*shape, 16), (codes[:, 0::2] | codes[:, 1::2] << 4).tobytes()
+        tensors[key + "_scales"] = "U8", shape, exponents.tobytes()
+    write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
 
@@ -256,6 +313,9 @@ def usual(config: dict[str, Any]) -> dict[str, Any]:
     return {**named, "num_key_value_heads": config["n_head"], "intermediate_size": 4 * config["n_embd"]}
 
 
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss")
+
+
 def head_size(config: dict[str, Any]) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
@@ -271,7 +331,7 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
     offset = 1.0 if config["model_type"] == "gemma3_text" else 0.0
     weights: dict[str, NDArray[np.float32]] = {}
     for key, shape, scale in _shapes(config, LOGIT_SCALES.get(name, 3.3)):
-        if key.endswith(".bias"):
+        if key.endswith(("_bias", ".bias")):
             values = 0.3 * rng.standard_normal(shape)
         elif len(shape) == 1:
             values = scale * (1 + 0.2 * rng.standard_normal(shape)) - offset
@@ -279,6 +339,8 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
             values = rng.standard_normal(shape) * scale / np.sqrt(shape[1])
         is_transposed = config["model_type"] == "gpt2" and len(shape) == 2 and key.startswith("transformer.h.")
         weights[key] = np.ascontiguousarray(values.T if is_transposed else values).astype(np.float32)
+        if len(shape) == 3:  # experts as MXFP4 holds them, whose rows are columns here
+            weights[key] = as_mxfp4(weights[key].transpose(0, 2, 1)).transpose(0, 2, 1).copy()
     return weights
 
 
@@ -296,7 +358,7 @@ def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, t
         prefix = f"model.layers.{layer}."
         for norm in _layer_norms(config):
             yield from _norm(prefix + norm, hidden, config)
-        for name, shape, scale in (*_attention(config), *_mlp(config)):
+        for name, shape, scale in (*_attention(config), *_mlp(config, layer)):
             yield prefix + name, shape, scale
 
 
@@ -342,6 +404,11 @@ def _layer_norms(config: dict[str, Any]) -> list[str]:
             return ["input_layernorm", "post_attention_layernorm"]
 
 
+def as_mxfp4(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rounded to what MXFP4 can say: 32 numbers along the last axis share a power of two."""
+    return decode_mxfp4(*mxfp4_codes(numbers.reshape(-1, 32))).reshape(numbers.shape)
+
+
 def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
     hidden, size, kind = config["hidden_size"], head_size(config), config["model_type"]
     num_heads, num_kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -349,7 +416,9 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
     if kind == "phi3":
         yield "self_attn.qkv_proj.weight", (q_size + 2 * kv_size, hidden), 1.3
     else:
-        has_bias = kind == "qwen2" or config.get("attention_bias", False) or config.get("use_qkv_bias", False)
+        has_bias = (
+            kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", False) or config.get("use_qkv_bias", False)
+        )
         sharpness = 1.1 if kind == "smollm3" else 1.4  # its four layers add up
         for name, rows, scale in (("q", q_size, sharpness), ("k", kv_size, sharpness), ("v", kv_size, 1.0)):
             yield f"self_attn.{name}_proj.weight", (rows, hidden), scale
@@ -358,6 +427,8 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
     yield "self_attn.o_proj.weight", (hidden, q_size), 1.0
     if config.get("attention_bias", False):
         yield "self_attn.o_proj.bias", (hidden,), 0.0
+    if kind == "gpt_oss":
+        yield "self_attn.sinks", (num_heads,), 3.0
     if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
         yield from ((f"self_attn.{name}_norm.weight", (size,), 1.4) for name in "qk")
     elif kind in ("olmo2", "olmo3"):
@@ -368,15 +439,18 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
                 yield f"self_attn.{name}_layernorm.norms.{head}.weight", (size,), 1.4
 
 
-def _mlp(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+def _mlp(config: dict[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, ...], float]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    if config["model_type"] in ("qwen3_moe", "mixtral"):
+    has_experts = config["model_type"] in MIXTURES and layer not in config.get("mlp_only_layers", ())
+    if config["model_type"] == "gpt_oss":
+        yield from _clamped_experts(config)
+    elif has_experts:
         yield from _experts(config)
     elif config["model_type"] == "phi3":
         yield "mlp.gate_up_proj.weight", (2 * inner, hidden), 1.0
     else:
         yield from ((f"mlp.{name}_proj.weight", (inner, hidden), 1.0) for name in ("gate", "up"))
-    if config["model_type"] not in ("qwen3_moe", "mixtral"):
+    if not has_experts:
         yield "mlp.down_proj.weight", (hidden, inner), 1.0
 
 
@@ -391,3 +465,19 @@ def _experts(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], flo
     for expert in range(count):
         for name, shape in zip(names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):
             yield f"{block}.experts.{expert}.{name}.weight", shape, 1.0 if shape[0] == inner else 0.5
+    if config["model_type"] == "qwen2_moe":
+        shared = config["shared_expert_intermediate_size"]
+        for name, shape in zip(names, ((shared, hidden), (shared, hidden), (hidden, shared)), strict=True):
+            yield f"mlp.shared_expert.{name}.weight", shape, 1.0 if shape[0] == shared else 0.5
+        yield "mlp.shared_expert_gate.weight", (1, hidden), 1.0
+
+
+def _clamped_experts(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
+    """So large before they are cut that some are."""
+    hidden, inner, count = config["hidden_size"], config["intermediate_size"], config["num_local_experts"]
+    yield "mlp.router.weight", (count, hidden), 6.0
+    yield "mlp.router.bias", (count,), 0.0
+    yield "mlp.experts.gate_up_proj", (count, hidden, 2 * inner), 4.0
+    yield "mlp.experts.gate_up_proj_bias", (count, 2 * inner), 0.0
+    yield "mlp.experts.down_proj", (count, inner, hidden), 0.03
+    yield "mlp.experts.down_proj_bias", (count, hidden), 0.0

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.families import CONFIGS, VOCAB_SIZE, head_size, usual, weights_of
+from executors.families import CONFIGS, MIXTURES, VOCAB_SIZE, head_size, usual, weights_of
 from models.writers import GGUF_STEMS, encode, interleave, write_gguf
 
 Floats = NDArray[np.float32]
@@ -33,12 +34,15 @@ ARCHITECTURES = {
     "gpt2": "gpt2",
     "qwen3_moe": "qwen3moe",
     "mixtral": "llama",
+    "qwen2_moe": "qwen2moe",
+    "gpt_oss": "gpt-oss",
 }
 PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
 """Whose converters put rotary pair j of a head of Q and K into its rows 2j and 2j + 1."""
-NAMES = sorted(set(CONFIGS) - {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums", "gpt2-depth"})
+_INEXPRESSIBLE = {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums", "qwen3moe-dense", "gpt2-depth"}
+NAMES = sorted(set(CONFIGS) - _INEXPRESSIBLE)
 """Those that the format can express: it knows no windows of Qwen's, no dynamic scaling, no mscale, only experts
-whose weights are divided by their sum, and no scale of scores that falls with depth."""
+whose weights are divided by their sum, in every layer, and no scale of scores that falls with depth."""
 
 _STEMS = {
     **GGUF_STEMS,
@@ -56,6 +60,12 @@ _STEMS = {
     "block_sparse_moe.experts.w1": "ffn_gate_exps",
     "block_sparse_moe.experts.w3": "ffn_up_exps",
     "block_sparse_moe.experts.w2": "ffn_down_exps",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "self_attn.sinks": "attn_sinks",
+    "mlp.router": "ffn_gate_inp",
 }
 _GPT2_STEMS = {
     "wte": "token_embd",
@@ -84,6 +94,8 @@ def gguf_name(hf_name: str, model_type: str) -> str:
         _, _, layer, stem = stem.split(".", 3)
         prefix = f"blk.{layer}."
     post_norms = _POST_NORMS if model_type in ("gemma3_text", "olmo2", "olmo3") else {}
+    if model_type == "gpt_oss":
+        post_norms = {"post_attention_layernorm": "post_attention_norm"}
     return f"{prefix}{ {**_STEMS, **_GPT2_STEMS, **post_norms}[stem] }.{kind}"
 
 
@@ -94,6 +106,13 @@ def tensors_of(name: str) -> dict[str, Floats]:
     tensors: dict[str, Floats] = {}
     heads: dict[str, list[Floats]] = {}
     for hf_name, numbers in weights_of(name).items():
+        if kind == "gpt_oss" and "mlp.experts" in hf_name:
+            tensors |= dict(_clamped_experts(hf_name, numbers))
+            continue
+        if hf_name.endswith("sinks"):
+            hf_name += ".weight"
+        if hf_name.endswith("shared_expert_gate.weight"):
+            numbers = numbers[0]
         stem = hf_name.rsplit(".", 1)[0]
         if kind == "gemma3_text" and numbers.ndim == 1:
             numbers = numbers + np.float32(1)
@@ -116,6 +135,16 @@ def tensors_of(name: str) -> dict[str, Floats]:
         if f"{one}_factor" in scaling:
             tensors[f"rope_factors_{one}.weight"] = np.array(scaling[f"{one}_factor"], np.float32)
     return tensors
+
+
+def _clamped_experts(hf_name: str, numbers: Floats) -> Iterator[tuple[str, Floats]]:
+    """The halves of gate and up apart, and rows where the checkpoint has columns."""
+    _, _, layer, _, _, stem = hf_name.split(".")
+    kind = "bias" if stem.endswith("_bias") else "weight"
+    rows = numbers if kind == "bias" else numbers.transpose(0, 2, 1)
+    parts = {"gate": rows[:, 0::2], "up": rows[:, 1::2]} if stem.startswith("gate_up") else {"down": rows}
+    for part, values in parts.items():
+        yield f"blk.{layer}.ffn_{part}_exps.{kind}", np.ascontiguousarray(values)
 
 
 def metadata_of(name: str) -> dict[str, Any]:
@@ -145,14 +174,18 @@ def metadata_of(name: str) -> dict[str, Any]:
         keys["use_parallel_residual"] = config["use_parallel_residual"]
     if "sliding_window" in config or kind == "phi3":
         keys["attention.sliding_window"] = config.get("sliding_window", 0)
-    if "layer_types" in config:
+    if "layer_types" in config and kind != "gpt_oss":  # whose readers know its pattern
         pattern = [one == "sliding_attention" for one in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = np.array(pattern)
-    if kind in ("qwen3_moe", "mixtral"):
+    if kind in MIXTURES:
         count = config.get("num_experts") or config["num_local_experts"]
         keys |= {"expert_count": count, "expert_used_count": config["num_experts_per_tok"]}
-    if kind == "qwen3_moe":
+    if kind in ("qwen3_moe", "qwen2_moe"):
         keys["expert_feed_forward_length"] = config["moe_intermediate_size"]
+    if kind == "qwen2_moe":
+        keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
+    if kind == "gpt_oss":
+        keys["expert_feed_forward_length"] = config["intermediate_size"]
     if kind == "granite":
         keys |= {
             "embedding_scale": float(config["embedding_multiplier"]),
@@ -197,9 +230,12 @@ def _scaling(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_gguf_checkpoint(name: str, path: Path, encoding: str = "F32") -> Path:
-    """A GGUF file of a checkpoint: matrices in `encoding`, the rest in F32."""
-    tensors = {
-        key: encode(numbers, encoding if numbers.ndim > 1 and "_norm" not in key else "F32")
-        for key, numbers in tensors_of(name).items()
-    }
+    """A GGUF file of a checkpoint: matrices in `encoding`, the rest in F32. In MXFP4 are experts only."""
+    tensors = {key: encode(numbers, _encoding(key, numbers, encoding)) for key, numbers in tensors_of(name).items()}
     return write_gguf(path, metadata_of(name), tensors)
+
+
+def _encoding(key: str, numbers: Floats, encoding: str) -> str:
+    if encoding == "MXFP4":
+        return encoding if key.endswith("_exps.weight") else "F32"
+    return encoding if numbers.ndim > 1 and "_norm" not in key and not key.endswith(".bias") else "F32"

@@ -165,6 +165,20 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
     "qwen3moe": [{"experts_per_token": 2}, {"normalised_experts": False}, {"qk_norm": "none"}],
     "qwen3moe-sums": [{"normalised_experts": True}],
     "mixtral": [{"experts_per_token": 1}, {"sliding_window": None}, {"normalised_experts": False}],
+    "qwen3moe-dense": [{"experts_per_token": 2}, {"normalised_experts": False}],
+    "qwen2moe": [{"shared_expert_size": 0}, {"normalised_experts": True}],
+    "gpt-oss": [
+        {"attention_sinks": False},
+        {"swiglu_limit": None},
+        {"swiglu_limit": 8.0},
+        {"swiglu_alpha": 1.0},
+        {"sliding_window": None},
+        {"sliding_layers": (False, True, False)},
+        {"experts_per_token": 1},
+        {"normalised_experts": False},
+        {"rope": {"truncate": True}},
+        {"rope": {"amplitude": 1.0}},
+    ],
     "gpt2": [
         {"norm": "rms"},
         {"activation": "silu"},
@@ -218,6 +232,10 @@ def test_every_feature_moves_the_logits(name: str, change: dict[str, Any], model
         ("gpt2", "layers.1.o_bias"),
         ("gpt2", "layers.0.up_bias"),
         ("gpt2", "layers.1.down_bias"),
+        ("gpt-oss", "layers.1.q_bias"),
+        ("gpt-oss", "layers.2.o_bias"),
+        ("gpt-oss", "layers.1.router_bias"),
+        *(("gpt-oss", f"layers.0.experts.{n}.{part}_bias") for n, part in enumerate(("gate", "up", "down"), 3)),
         ("gpt2", "norm_bias"),
     ],
 )
@@ -288,7 +306,7 @@ def close(logits: Floats, stored: Floats) -> None:
     assert np.abs(logits - stored).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"])
 def test_float32(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 
@@ -311,19 +329,22 @@ def test_every_operation_is_one_kernel(name: str, model_of: Callable[[str], Mode
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_only_routed_experts_are_computed(dtype: Dtype, model_of: Callable[[str], Model]) -> None:
+@pytest.mark.parametrize(("name", "num_products"), [("mixtral", 3), ("gpt-oss", 2)])
+def test_only_routed_experts_are_computed(
+    name: str, num_products: int, dtype: Dtype, model_of: Callable[[str], Model]
+) -> None:
     """The plugin has replaced the products over all experts by ones that gather tokens."""
     options = ExecutorOptions(max_num_seqs=4, max_model_len=NUM_TOKENS, dtype=dtype, kv_cache_memory_bytes=1 << 24)
-    program = Program(model_of("mixtral"), options)
+    program = Program(model_of(name), options)
     nodes = program._body.get_compiled_model().get_runtime_model().get_ops()
     kernels = Counter(node.get_rt_info()["layerType"].value for node in nodes)
-    assert kernels["GatherMatmul"] == 3 * model_of("mixtral").config.num_layers
+    assert kernels["GatherMatmul"] == num_products * model_of(name).config.num_layers
     assert kernels["Tile"] == 0
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe"})
+    "name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"})
 )
 def test_float32_of_the_others(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)

@@ -19,14 +19,17 @@ CODEBOOK = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89,
 UNITS = {
     "Q8_0": (32, 34), "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "IQ4_NL": (32, 18),
     "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
-    "IQ4_XS": (256, 136),
+    "IQ4_XS": (256, 136), "MXFP4": (32, 17),
 }  # fmt: skip
 """Numbers and bytes of a block."""
 SCALES_AT = {
     "Q8_0": [0], "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "IQ4_NL": [0], "Q2_K": [80, 82],
     "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_XS": [0],
+    "MXFP4": [],
 }  # fmt: skip
-"""Where the float16 of a block lie: all other bytes may be anything."""
+"""Where the float16 of a block lie: all other bytes may be anything, but for a last exponent of MXFP4."""
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+"""What sign-less numbers of two bits of exponent and one of fraction mean."""
 
 
 # ---------------------------------------------------------------- from numbers to integers
@@ -179,6 +182,26 @@ def _encode_iq4_xs(x: Floats) -> bytes:
     return join(d, np.asarray(high, "<u2"), low, packed)
 
 
+def mxfp4_codes(x: Floats) -> tuple[Bytes, Bytes]:
+    """Blocks `[n, 32]` as the nearest of sixteen numbers `[n, 32]` and exponents `[n, 1]`, raised by 127."""
+    most = np.abs(x).max(axis=1, keepdims=True).astype(np.float64)
+    exponents = np.floor(np.log2(np.maximum(most, 1e-30))) - 2  # 6 is the largest number: 1.5 * 2^2
+    sizes = np.abs(x.astype(np.float64)) / np.exp2(exponents)
+    codes = np.abs(sizes[..., None] - np.array(E2M1)).argmin(axis=-1) | np.where(x < 0, 8, 0)
+    return codes.astype(np.uint8), (exponents + 127).astype(np.uint8)
+
+
+def decode_mxfp4(codes: Bytes, exponents: Bytes) -> Floats:
+    """What they mean, `[n, 32]`."""
+    sizes = np.array(E2M1)[codes & 7] * np.where(codes & 8, -1.0, 1.0)
+    return np.asarray(sizes * np.exp2(exponents.astype(np.float64) - 127), np.float32)
+
+
+def _encode_mxfp4(x: Floats) -> bytes:
+    codes, exponents = mxfp4_codes(x)
+    return join(exponents, _halves_of_32(codes))
+
+
 ENCODERS: dict[str, Callable[[Floats], bytes]] = {
     "Q5_0": _encode_q5_0,
     "Q5_1": _encode_q5_1,
@@ -189,6 +212,7 @@ ENCODERS: dict[str, Callable[[Floats], bytes]] = {
     "Q5_K": _encode_q5_k,
     "Q6_K": _encode_q6_k,
     "IQ4_XS": _encode_iq4_xs,
+    "MXFP4": _encode_mxfp4,
 }
 """Blocks `[n, unit]` as their bytes."""
 
@@ -288,6 +312,18 @@ def _scalar_iq4_xs(block: bytes) -> list[float]:
     return out
 
 
+def e2m1(code: int) -> float:
+    """By the definition: a sign, two bits of exponent raised by 1, one of fraction; without exponent, subnormal."""
+    exponent, fraction = code >> 1 & 3, code & 1
+    size = fraction / 2 if exponent == 0 else (1 + fraction / 2) * 2.0 ** (exponent - 1)
+    return -size if code & 8 else size
+
+
+def _scalar_mxfp4(block: bytes) -> list[float]:
+    scale = 2.0 ** (block[0] - 127)
+    return [scale * e2m1(byte & 15) for byte in block[1:]] + [scale * e2m1(byte >> 4) for byte in block[1:]]
+
+
 _BLOCKS: dict[str, Callable[[bytes], list[float]]] = {
     "Q5_0": _scalar_q5_0,
     "Q5_1": _scalar_q5_1,
@@ -298,6 +334,7 @@ _BLOCKS: dict[str, Callable[[bytes], list[float]]] = {
     "Q5_K": _scalar_q5_k,
     "Q6_K": _scalar_q6_k,
     "IQ4_XS": _scalar_iq4_xs,
+    "MXFP4": _scalar_mxfp4,
 }
 
 

@@ -1,6 +1,7 @@
 """Every encoding against a scalar formula written from its description, and every precision against its bound."""
 
 import hashlib
+import math
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -24,11 +25,11 @@ from chairlift.models import (
     to_int4,
     to_int8,
 )
-from models.block_writers import SCALES_AT, UNITS, scalar
+from models.block_writers import SCALES_AT, UNITS, e2m1, scalar
 from models.writers import encode, write_gguf
 
 BLOCKS_OF_256 = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
-BLOCKS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", *BLOCKS_OF_256]
+BLOCKS = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "MXFP4", *BLOCKS_OF_256]
 ENCODINGS = ["F32", "F16", "BF16", *BLOCKS]
 
 
@@ -104,6 +105,8 @@ def random_blocks(encoding: str, count: int) -> bytes:
     for place in SCALES_AT[encoding]:
         scales = np.array([0.0, -0.0, 1.0, -1.5, 2.0**-20, 400.0, *rng.normal(0, 1, count - 6)], np.float16)
         blocks[:, place : place + 2] = scales[:, None].view(np.uint8)
+    if encoding == "MXFP4":
+        blocks[:, 0] = 96 + blocks[:, 0] % 64  # the others are looked at one by one
     return blocks.tobytes()
 
 
@@ -143,6 +146,7 @@ DECODED_BY_GGUF = {
     "Q5_K": "4db6726f644ede86",
     "Q6_K": "2bda4871b90463b6",
     "IQ4_XS": "8a06fea5b9ba11a4",
+    "MXFP4": "b563b7e225b43e75",
 }
 """SHA-256 of what the `gguf` package 0.19 makes of `random_blocks(encoding, 64)` as float32."""
 
@@ -159,6 +163,7 @@ def test_decoding_is_that_of_the_gguf_package_to_the_bit(encoding: str) -> None:
 TOLERANCES = {
     "F32": 0.0, "F16": 1e-3, "BF16": 1e-2, "Q8_0": 0.02, "Q4_0": 0.3, "Q4_1": 0.25, "Q5_0": 0.15, "Q5_1": 0.12,
     "Q2_K": 0.9, "Q3_K": 0.6, "Q4_K": 0.25, "Q5_K": 0.13, "Q6_K": 0.1, "IQ4_NL": 0.35, "IQ4_XS": 0.4,
+    "MXFP4": 0.6,
 }  # fmt: skip
 """How far a normal number may be from what is stored of it."""
 
@@ -210,7 +215,7 @@ def test_bfloat16_passes_through() -> None:
 # ---------------------------------------------------------------- int8
 
 
-KEPT_AS_INT8 = ["Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS"]
+KEPT_AS_INT8 = ["Q8_0", "Q4_0", "Q5_0", "IQ4_NL", "IQ4_XS", "MXFP4"]
 """Symmetric groups of 32, whatever their bits."""
 
 
@@ -224,7 +229,7 @@ def test_int8_error_is_half_a_step_of_the_largest(encoding: str, group: int) -> 
     assert groups.scales.shape == (24, tensor.cols // group, 1)
     if group == 32 and encoding in KEPT_AS_INT8:
         np.testing.assert_array_equal(groups.to_float32(), to_float32(tensor))
-        assert groups.scales.dtype == (np.float32 if encoding == "IQ4_XS" else np.float16)
+        assert groups.scales.dtype == (np.float32 if encoding in ("IQ4_XS", "MXFP4") else np.float16)
         return
     assert groups.scales.dtype == np.float16
     step = np.abs(exact).max(axis=2, keepdims=True) / 127
@@ -276,6 +281,52 @@ def test_numbers_without_a_scale_are_refused(bad: float, convert: Callable[[Tens
     numbers[2, 5] = bad
     with pytest.raises(InvalidModel, match="tensor w holds"):
         convert(stored(numbers, "F32"))
+
+
+def every_mxfp4() -> Tensor:
+    """Each of the sixteen numbers, twice, with each of the scales that are numbers, `[255, 32]`."""
+    packed = [code | code << 4 for code in range(16)]
+    data = b"".join(bytes([scale, *packed]) for scale in range(255))
+    return Tensor("w", (255, 32), Encoding.MXFP4, memoryview(data))
+
+
+def test_mxfp4_is_exact_in_int8() -> None:
+    """Also at the ends of what float32 can hold; only twelve at the last scale is beyond."""
+    tensor = every_mxfp4()
+    groups = to_int8(tensor, group=32)
+    numbers, scales = groups.values.astype(int), groups.scales.astype(np.float64)
+    for row in range(255):
+        meant = [math.ldexp(e2m1(code), row - 127) for code in (*range(16), *range(16))]
+        assert (numbers[row, 0] * scales[row, 0]).tolist() == meant
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(to_float32(tensor), groups.to_float32())
+        np.testing.assert_array_equal(to_float32(tensor), (numbers * scales).reshape(255, 32).astype(np.float32))
+
+
+def test_a_scale_of_mxfp4_that_is_no_number() -> None:
+    data = bytes([127, *range(16), 255, *range(16)])
+    tensor = Tensor("w", (2, 32), Encoding.MXFP4, memoryview(data))
+    assert np.isnan(to_float32(tensor)[1, 1:8]).all() and not np.isnan(to_float32(tensor)[0]).any()
+    with pytest.raises(InvalidModel, match="tensor w holds"):
+        to_int8(tensor, group=32)
+
+
+def test_rows_of_weights_that_take_turns() -> None:
+    """In every precision: pairs of equally many rows."""
+    tensors = [random_tensor("Q4_0", rows, seed=seed) for seed, rows in enumerate((24, 24, 8, 8))]
+
+    def in_turns(parts: list[NDArray[Any]]) -> NDArray[Any]:
+        pairs = [np.stack(parts[at : at + 2], axis=1).reshape(-1, *parts[at].shape[1:]) for at in (0, 2)]
+        return np.concatenate(pairs)
+
+    for convert in (to_float32, to_bfloat16):
+        np.testing.assert_array_equal(convert(*tensors, turns=2), in_turns([convert(tensor) for tensor in tensors]))
+    for group in (32, 64):
+        apart8, apart4 = ([to(tensor, group=group) for tensor in tensors] for to in (to_int8, to_int4))
+        got8, got4 = to_int8(*tensors, group=group, turns=2), to_int4(*tensors, group=group, turns=2)
+        for got, apart in ((got8, apart8), (got4, apart4)):
+            np.testing.assert_array_equal(got.values, in_turns([one.values for one in apart]))
+            np.testing.assert_array_equal(got.scales, in_turns([one.scales for one in apart]))
 
 
 # ---------------------------------------------------------------- int4

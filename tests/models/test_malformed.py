@@ -191,7 +191,7 @@ MALFORMED_SAFETENSORS = {
     "unknown field": (safetensors({"a": {**entry([1], [0, 4]), "code": 1}}, bytes(4)), "not valid"),
     "missing field": (safetensors({"a": {"dtype": "F32", "shape": [1]}}, bytes(4)), "not valid"),
     "metadata not text": (safetensors({"__metadata__": {"a": [1]}}), "not valid"),
-    "U8": (safetensors({"a": entry([8], [0, 8], "U8")}, bytes(8)), "stored as U8"),
+    "U16": (safetensors({"a": entry([8], [0, 8], "U16")}, bytes(8)), "stored as U16"),
     "unknown type": (safetensors({"a": entry([1], [0, 4], "F\n32")}, bytes(4)), "stored as F\\n32"),
     "type not text": (safetensors({"a": entry([1], [0, 4], 32)}, bytes(4)), "not valid"),
     "shape not a list": (safetensors({"a": entry(1, [0, 4])}, bytes(4)), "not valid"),

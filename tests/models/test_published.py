@@ -242,14 +242,33 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         config("Qwen3MoeForCausalLM", (2048, 6144, 48, 32, 4, 151936), head_dim=128, num_experts=128,
                num_experts_per_tok=8, moe_intermediate_size=768, norm_topk_prob=True, decoder_sparse_step=1,
                mlp_only_layers=[], rope_theta=1e6, use_sliding_window=False),
-        {"num_experts": 128, "experts_per_token": 8, "intermediate_size": 768, "qk_norm": "head",
-         "normalised_experts": True, "sliding_window": None},
+        {"num_experts": 128, "experts_per_token": 8, "expert_size": 768, "qk_norm": "head",
+         "normalised_experts": True, "sliding_window": None, "dense_layers": ()},
     ),
     "Mixtral 8x7B": (
         config("MixtralForCausalLM", (4096, 14336, 32, 32, 8, 32000), num_local_experts=8, num_experts_per_tok=2,
                rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None),
-        {"num_experts": 8, "experts_per_token": 2, "intermediate_size": 14336, "rope.theta": 1e6,
+        {"num_experts": 8, "experts_per_token": 2, "expert_size": 14336, "rope.theta": 1e6,
          "normalised_experts": True},
+    ),
+    "Qwen1.5 MoE A2.7B": (
+        config("Qwen2MoeForCausalLM", (2048, 5632, 24, 16, 16, 151936), num_experts=60, num_experts_per_tok=4,
+               moe_intermediate_size=1408, shared_expert_intermediate_size=5632, norm_topk_prob=False,
+               decoder_sparse_step=1, rope_theta=1e6, use_sliding_window=False, max_window_layers=21),
+        {"num_experts": 60, "experts_per_token": 4, "expert_size": 1408, "shared_expert_size": 5632,
+         "normalised_experts": False, "attention_bias": True, "output_bias": False, "sliding_window": None},
+    ),
+    "GPT-OSS 20B": (
+        config("GptOssForCausalLM", (2880, 2880, 24, 64, 8, 201088), head_dim=64, attention_bias=True,
+               num_local_experts=32, num_experts_per_tok=4, experts_per_token=4, initial_context_length=4096,
+               max_position_embeddings=131072, rms_norm_eps=1e-5, rope_theta=150000, sliding_window=128,
+               swiglu_limit=7.0, layer_types=["sliding_attention", "full_attention"] * 12, eos_token_id=200002,
+               rope_scaling={"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn",
+                             "original_max_position_embeddings": 4096, "truncate": False}),
+        {"num_experts": 32, "experts_per_token": 4, "expert_size": 2880, "normalised_experts": True,
+         "expert_bias": True, "attention_sinks": True, "output_bias": True, "swiglu_limit": 7.0,
+         "swiglu_alpha": 1.702, "sliding_window": 128, "sliding_layers": (True, False) * 12, "rope.scaling": "yarn",
+         "rope.truncate": False, "rope.original_max_model_len": 4096, "max_model_len": 131072},
     ),
 }  # fmt: skip
 
@@ -267,6 +286,21 @@ def test_published_configs(name: str) -> None:
         for part in path.split("."):
             found = getattr(found, part)
         assert found == value, path
+
+
+def test_gpt_oss_that_says_nothing_is_the_published_one() -> None:
+    """The larger one: defaults of the class."""
+    got = parsed(config("GptOssForCausalLM", (2880, 2880, 36, 64, 8, 201088)))
+    assert got.sliding_layers == (True, False) * 18 and got.sliding_window == 128 and got.head_size == 64
+    assert (got.num_experts, got.experts_per_token, got.attention_bias) == (128, 4, True)
+    assert (got.rope.theta, got.rope.factor, got.rope.truncate, got.max_model_len) == (150000.0, 32.0, False, 131072)
+
+
+def test_every_other_layer_with_experts() -> None:
+    more = {"decoder_sparse_step": 2, "mlp_only_layers": [3], "num_experts": 16}
+    got = parsed(config("Qwen3MoeForCausalLM", (64, 96, 6, 4, 4, 128), **more))
+    assert got.dense_layers == (True, False, True, True, True, False)
+    assert (got.intermediate_size, got.expert_size) == (96, 768)
 
 
 def test_bases_of_both_kinds_of_layers() -> None:
@@ -318,14 +352,16 @@ def test_bases_of_both_kinds_of_layers() -> None:
         (config("StableLmForCausalLM", (2048, 8192, 4, 32, 8, 128), qk_layernorm="yes"), "qk_layernorm must be true"),
         (config("Qwen2ForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="mish"), "hidden_act mish"),
         ({"architectures": ["GPT2LMHeadModel"], "activation_function": "tanh"}, "hidden_act tanh"),
-        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[0]), "layers without experts"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), mlp_only_layers=[4]), "numbers of the 4 layers"),
+        (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), decoder_sparse_step=0), "decoder_sparse_step must be"),
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
         (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
         (
             config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)),
             "not supported because its attention scores have a soft cap",
         ),
-        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128)), "not supported because its experts have biases"),
+        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128), swiglu_limit=0), "swiglu_limit must be a number"),
+        (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128), num_experts_per_tok=129), "num_experts_per_tok must be"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
         ({"architectures": ["GPT2LMHeadModel"], "add_cross_attention": True}, "add_cross_attention"),
     ],

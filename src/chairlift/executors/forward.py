@@ -53,7 +53,7 @@ class ReferenceModel:
                 h = self._norm(x, name + "mlp_norm")
             elif not config.pre_norms:
                 h = x
-            y = self._mlp(h, name)
+            y = self._mixture(h, name) if config.has_experts(i) else self._mlp(h, name)
             if config.post_norms:
                 y = self._norm(y, name + "mlp_post_norm")
             x = x + y * np.float32(config.residual_scale)
@@ -72,9 +72,9 @@ class ReferenceModel:
         values[positions] = self._linear(h, name + "v").reshape(len(positions), -1, config.head_size)
         end = int(positions[-1]) + 1
         window = config.window_of(layer) or end
-        return self._linear(
-            _attend(q, keys[:end], values[:end], positions, window, config.score_scale(layer)), name + "o"
-        )
+        sinks = self._weights[name + "sinks"][0] if config.attention_sinks else None
+        attended = _attend(q, keys[:end], values[:end], positions, window, config.score_scale(layer), sinks)
+        return self._linear(attended, name + "o")
 
     def _queries_or_keys(self, h: Floats, name: str) -> Floats:
         """`[new, heads, head_size]`, normalised as the model wants."""
@@ -91,8 +91,6 @@ class ReferenceModel:
         return y
 
     def _mlp(self, h: Floats, name: str) -> Floats:
-        if self.config.num_experts:
-            return self._mixture(h, name)
         if not self.config.gated:
             return self._linear(activated(self._linear(h, name + "up"), self.config.activation), name + "down")
         gate = activated(self._linear(h, name + "gate"), self.config.activation)
@@ -109,11 +107,20 @@ class ReferenceModel:
         for token, experts in enumerate(chosen):
             total = weights[token, experts].sum() if config.normalised_experts else np.float32(1)
             for expert in experts:
-                one = f"{name}experts.{expert}."
-                gate = activated(self._linear(h[token], one + "gate"), config.activation)
-                added = self._linear(gate * self._linear(h[token], one + "up"), one + "down")
+                added = self._expert(h[token : token + 1], f"{name}experts.{expert}.")[0]
                 y[token] += weights[token, expert] / total * added
+        if config.shared_expert_size:
+            share = 1 + np.exp(-self._linear(h, name + "shared.router"))  # [new, 1]
+            y += self._mlp(h, name + "shared.") / share
         return y
+
+    def _expert(self, h: Floats, name: str) -> Floats:
+        limit, alpha = self.config.swiglu_limit, np.float32(self.config.swiglu_alpha)
+        if limit is None:
+            return self._mlp(h, name)
+        gate = np.minimum(self._linear(h, name + "gate"), np.float32(limit))
+        up = np.clip(self._linear(h, name + "up"), np.float32(-limit), np.float32(limit))
+        return self._linear(gate / (1 + np.exp(-alpha * gate)) * (up + 1), name + "down")
 
     def _linear(self, x: Floats, name: str) -> Floats:
         y: Floats = x @ self._weights[name].T
@@ -185,13 +192,24 @@ def _rotate(x: Floats, positions: NDArray[np.int64], rope: Rope, inv_freq: Float
     return np.concatenate((a * cos - b * sin, b * cos + a * sin, rest), axis=-1)
 
 
-def _attend(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int64], window: int, scale: float) -> Floats:
+def _attend(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    positions: NDArray[np.int64],
+    window: int,
+    scale: float,
+    sinks: Floats | None,
+) -> Floats:
     """Causal attention; query head h reads key/value head h // (heads / kv_heads).
+
+    A head's sink is one more score, whose weight nobody gets.
 
     Shapes:
         q          [new, heads, head_size]
         k, v       [context, kv_heads, head_size]
         positions  [new]
+        sinks      [heads]
         returns    [new, heads * head_size]
     """
     num_new, num_heads, head_size = q.shape
@@ -200,7 +218,11 @@ def _attend(q: Floats, k: Floats, v: Floats, positions: NDArray[np.int64], windo
     scores = np.einsum("nkgs,cks->kgnc", q, k, optimize=True) * np.float32(scale)
     distance = positions[:, None] - np.arange(len(k))  # [new, context]
     scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
+    if sinks is not None:
+        column = np.broadcast_to(sinks.reshape(-1, group, 1, 1), (*scores.shape[:-1], 1))
+        scores = np.concatenate((scores, column), axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., : len(k)]
     attended: Floats = np.einsum("kgnc,cks->nkgs", weights, v, optimize=True).reshape(num_new, -1)
     return attended

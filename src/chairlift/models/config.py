@@ -33,9 +33,13 @@ class ModelConfig:
       `post_norms` after them. With `parallel_residual` both read the one before attention.
     - `learned_positions` says that a learned vector for each of the `max_model_len` positions is added to embeddings.
       An MLP that is not `gated` has one matrix before its activation.
-    - with `num_experts` the MLP is so many of `intermediate_size`, of which each token uses the `experts_per_token`
-      that a router scores highest, weighted by the softmax of all scores, which `normalised_experts` divide by
-      their sum.
+    - `attention_sinks` are a number for each head of a layer that counts as one more score, of a token without a value.
+    - with `num_experts` the MLP is so many of `expert_size`, of which each token uses the `experts_per_token` that a
+      router scores highest, weighted by the softmax of all scores, which `normalised_experts` divide by their sum.
+      `dense_layers` have one MLP of `intermediate_size` instead. With `expert_bias` experts and router have biases.
+      An expert of `shared_expert_size` that all tokens use is added, times the sigmoid of a router of its own.
+    - with `swiglu_limit` experts cut the gate above it, and the other half beyond it on both sides; the gate is
+      `x * sigmoid(swiglu_alpha * x)`, and one is added to the other half.
     - embeddings are multiplied by `embedding_scale`, what attention and MLP add by `residual_scale`, logits by
       `logit_scale`.
     """
@@ -74,6 +78,13 @@ class ModelConfig:
     num_experts: int = 0
     experts_per_token: int = 0
     normalised_experts: bool = True
+    expert_size: int = 0
+    dense_layers: tuple[bool, ...] = ()
+    expert_bias: bool = False
+    shared_expert_size: int = 0
+    swiglu_limit: float | None = None
+    swiglu_alpha: float = 1.0
+    attention_sinks: bool = False
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
@@ -91,7 +102,7 @@ class ModelConfig:
         for token in (self.bos_token_id, *self.eos_token_ids):
             if token is not None and not 0 <= token < self.vocab_size:
                 raise InvalidModel(f"special token id {token} is outside the vocabulary of {self.vocab_size}")
-        for layers in (self.sliding_layers, self.unrotated_layers):
+        for layers in (self.sliding_layers, self.unrotated_layers, self.dense_layers):
             if layers and len(layers) != self.num_layers:
                 raise InvalidModel(f"{len(layers)} kinds of layers for {self.num_layers} layers")
 
@@ -113,6 +124,10 @@ class ModelConfig:
     def window_of(self, layer: int) -> int | None:
         """Tokens that a layer attends to, the current one among them; None for all."""
         return self.sliding_window if not self.sliding_layers or self.sliding_layers[layer] else None
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer has a mixture of experts instead of one MLP."""
+        return self.num_experts > 0 and not (self.dense_layers and self.dense_layers[layer])
 
     def rope_of(self, layer: int) -> Rope | None:
         """How a layer turns queries and keys; None if it does not."""

@@ -104,12 +104,9 @@ def _text_part(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 _SOFT_CAP = "because its attention scores have a soft cap, which the attention here has not"
-_CLAMPED = "because its experts have biases and clamped activations, which are not computed here"
 _NOT_COMPUTED = {
     "Gemma2ForCausalLM": _SOFT_CAP,
     "gemma2": _SOFT_CAP,
-    "GptOssForCausalLM": _CLAMPED,
-    "gpt-oss": _CLAMPED,
 }
 """Well-known ones that are not opened, and why."""
 
@@ -197,6 +194,49 @@ FAMILIES = (
         defaults={"sliding_window": 4096, "num_key_value_heads": 4},
         from_json=features.qwen3moe_from_json,
         from_gguf=features.qwen3_from_gguf,
+    ),
+    Family(
+        "qwen2moe",
+        ("Qwen2MoeForCausalLM",),
+        ("qwen2moe",),
+        has_experts=True,
+        defaults={"max_position_embeddings": 32768, "sliding_window": 4096},
+        from_json=features.qwen2moe_from_json,
+        from_gguf=features.qwen2moe_from_gguf,
+    ),
+    Family(
+        "gpt-oss",
+        ("GptOssForCausalLM",),
+        ("gpt-oss",),
+        decoder_weights(
+            hf={
+                "router": "mlp.router",
+                **{
+                    part: Place("mlp.experts.gate_up_proj", ("expert", "expert"), n, True, take_turns=True, bare=True)
+                    for n, part in enumerate(("experts.{n}.gate", "experts.{n}.up"))
+                },
+                "experts.{n}.down": Place("mlp.experts.down_proj", transposed=True, bare=True),
+            },
+            gguf={"mlp_norm": "post_attention_norm"},
+        ),
+        has_experts=True,
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "attention_bias": True,
+            "sliding_window": 128,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 150000.0,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 32.0,
+                "original_max_position_embeddings": 4096,
+                "truncate": False,
+            },
+        },
+        from_json=features.gptoss_from_json,
+        from_gguf=features.gptoss_from_gguf,
     ),
     Family(
         "mixtral",

@@ -52,15 +52,37 @@ def qwen3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(_qwen_windows(fields, config), qk_norm="head")
 
 
-def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Windows, if asked for, are in all layers. Layers with one MLP between those with experts are refused: no
-    published model has them."""
-    if fields.get("mlp_only_layers") not in (None, []) or fields.integer("decoder_sparse_step", 0, MAX_LAYERS, 1) != 1:
-        raise fields.error("layers without experts (mlp_only_layers, decoder_sparse_step) are not supported")
-    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+def qwen2moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Windows, if asked for, are in every other one of the lower layers."""
+    config = replace(config, attention_bias=fields.flag("qkv_bias", True), output_bias=False)
+    if fields.flag("use_sliding_window", False):
+        first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
+        lower = tuple(i < first and i % 2 == 0 for i in range(config.num_layers))
+        sliding = sliding_layers(fields, config.num_layers) or lower
+        config = replace(config, sliding_window=_window(fields), sliding_layers=sliding)
     return replace(
-        _with_experts(fields, replace(config, qk_norm="head", sliding_window=window), "num_experts", 128, 8),
-        intermediate_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, 768),
+        _qwen_experts(fields, config, 60, 4, 1408),
+        shared_expert_size=fields.integer("shared_expert_intermediate_size", 1, MAX_SIZE, 5632),
+    )
+
+
+def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Windows, if asked for, are in all layers."""
+    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    return _qwen_experts(fields, replace(config, qk_norm="head", sliding_window=window), 128, 8, 768)
+
+
+def _qwen_experts(fields: Fields, config: ModelConfig, count: int, chosen: int, size: int) -> ModelConfig:
+    """Experts in every n-th layer but those that a list excepts; the others have one MLP."""
+    step = fields.integer("decoder_sparse_step", 1, MAX_LAYERS, 1)
+    excepted = fields.get("mlp_only_layers") or []
+    if not isinstance(excepted, list) or not all(type(i) is int and 0 <= i < config.num_layers for i in excepted):
+        raise fields.error(f"mlp_only_layers must be a list of numbers of the {config.num_layers} layers")
+    dense = tuple(i in excepted or (i + 1) % step != 0 for i in range(config.num_layers))
+    return replace(
+        _with_experts(fields, config, "num_experts", count, chosen),
+        expert_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, size),
+        dense_layers=dense if any(dense) else (),
         normalised_experts=fields.flag("norm_topk_prob", False),
     )
 
@@ -75,7 +97,44 @@ def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usu
     other = "num_experts" if key == "num_local_experts" else "num_local_experts"
     num_experts = fields.integer(key if fields.get(other) is None else other, 1, MAX_EXPERTS, usual)
     chosen = fields.integer("num_experts_per_tok", 1, num_experts, usual_chosen)
-    return replace(config, num_experts=num_experts, experts_per_token=chosen)
+    return replace(config, num_experts=num_experts, experts_per_token=chosen, expert_size=config.intermediate_size)
+
+
+def gptoss_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    config = _with_experts(fields, config, "num_local_experts", 128, 4)
+    return _gptoss(
+        replace(config, sliding_window=_window(fields)),
+        sliding_layers(fields, config.num_layers),
+        fields.number("swiglu_limit", 1e-3, 1e6, _SWIGLU_LIMIT),
+        fields.number("swiglu_alpha", 1e-3, 1e3, _SWIGLU_ALPHA),
+    )
+
+
+def gptoss_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """The file does not say that yarn's range of pairs is not rounded, nor where experts are cut."""
+    layers = sliding_pattern(keys, config.num_layers, 2)
+    return _gptoss(replace(config, rope=replace(config.rope, truncate=False)), layers, _SWIGLU_LIMIT, _SWIGLU_ALPHA)
+
+
+_SWIGLU_LIMIT, _SWIGLU_ALPHA = 7.0, 1.702
+
+
+def _gptoss(config: ModelConfig, layers: tuple[bool, ...], limit: float, alpha: float) -> ModelConfig:
+    """Every other layer has a window, if nothing is said of it."""
+    return replace(
+        config,
+        sliding_layers=layers or all_but_every(2, config.num_layers),
+        attention_sinks=True,
+        expert_bias=True,
+        swiglu_limit=limit,
+        swiglu_alpha=alpha,
+    )
+
+
+def qwen2moe_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """The file does not say whether the weights of the chosen experts are divided by their sum: they are not."""
+    size = keys.size("expert_shared_feed_forward_length", MAX_SIZE)
+    return replace(config, shared_expert_size=size, normalised_experts=False)
 
 
 def qwen3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:

@@ -44,11 +44,11 @@ _BOOL = 7
 _ENCODINGS = {
     0: Encoding.F32, 1: Encoding.F16, 2: Encoding.Q4_0, 3: Encoding.Q4_1, 6: Encoding.Q5_0, 7: Encoding.Q5_1,
     8: Encoding.Q8_0, 10: Encoding.Q2_K, 11: Encoding.Q3_K, 12: Encoding.Q4_K, 13: Encoding.Q5_K, 14: Encoding.Q6_K,
-    20: Encoding.IQ4_NL, 23: Encoding.IQ4_XS, 30: Encoding.BF16,
+    20: Encoding.IQ4_NL, 23: Encoding.IQ4_XS, 30: Encoding.BF16, 39: Encoding.MXFP4,
 }  # fmt: skip
 _OTHER_ENCODINGS = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
-    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
 }  # fmt: skip
 
 Scalar = int | float | bool | str

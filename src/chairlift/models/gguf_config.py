@@ -75,6 +75,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
     max_model_len = keys.size("context_length", MAX_CONTEXT)
     rope = rope_from_gguf(keys, head_size, max_model_len)
     num_experts = _num_experts(keys)
+    expert_size = keys.size("expert_feed_forward_length", MAX_SIZE, 0, low=0)
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -82,7 +83,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         num_heads=num_heads,
         num_kv_heads=keys.size("attention.head_count_kv", MAX_HEADS, num_heads),
         head_size=head_size,
-        intermediate_size=_intermediate_size(keys),
+        intermediate_size=keys.size("feed_forward_length", MAX_SIZE, expert_size or None),
         vocab_size=vocab_size,
         max_model_len=_stretched(rope, max_model_len),
         norm_eps=keys.number(f"attention.layer_norm_{'' if layer_norm else 'rms_'}epsilon", 0.0, 1.0),
@@ -94,6 +95,7 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
         num_experts=num_experts,
         experts_per_token=keys.size("expert_used_count", MAX_EXPERTS, low=0) if num_experts else 0,
+        expert_size=(expert_size or keys.size("feed_forward_length", MAX_SIZE)) if num_experts else 0,
         bos_token_id=gguf.integer(bos) if gguf.has(bos) else None,
         eos_token_ids=tuple(dict.fromkeys(gguf.integer(key) for key in ends if gguf.has(key))),
     )
@@ -111,13 +113,6 @@ def _num_experts(keys: Metadata) -> int:
             if keys.number(key, -1e6, 1e6, usual) not in (usual, 0):
                 raise keys.gguf.error(f"{keys.prefix}.{key} is not supported")
     return count
-
-
-def _intermediate_size(keys: Metadata) -> int:
-    """Of the MLP, or of each expert."""
-    if keys.has("expert_feed_forward_length"):
-        return keys.size("expert_feed_forward_length", MAX_SIZE)
-    return keys.size("feed_forward_length", MAX_SIZE)
 
 
 def _stretched(rope: Rope, max_model_len: int) -> int:

@@ -8,6 +8,7 @@ Source: GGUF, block layouts of ggml. The bytes of several numbers are taken apar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,18 @@ Floats = NDArray[np.float32]
 
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """What the sixteen halves of IQ4 stand for."""
+E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice what the sixteen halves of MXFP4 stand for: integers."""
+
+
+def _e8m0_halved() -> Floats:
+    """Half of what the 256 bytes of E8M0 mean: powers of two, and the last one no number."""
+    values = np.array([math.ldexp(1.0, byte - 128) for byte in range(256)], np.float32)
+    values[255] = np.nan
+    return values
+
+
+E8M0_HALVED = _e8m0_halved()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +165,10 @@ def _iq4_nl(blocks: Bytes) -> Grid:
     return Grid(_NONLINEAR[_as_bytes(_halves(blocks, 2), 1)], _float16(blocks, 0))
 
 
+def _mxfp4(blocks: Bytes) -> Grid:
+    return Grid(E2M1_DOUBLED[_as_bytes(_halves(blocks, 1), 1)], E8M0_HALVED[blocks[:, :1]])
+
+
 # ---------------------------------------------------------------- blocks of 256
 
 
@@ -251,6 +268,7 @@ _READERS: dict[Encoding, Callable[[Bytes], Grid]] = {
     Encoding.Q5_0: _q5_0,
     Encoding.Q5_1: _q5_1,
     Encoding.IQ4_NL: _iq4_nl,
+    Encoding.MXFP4: _mxfp4,
     Encoding.Q2_K: _q2_k,
     Encoding.Q3_K: _q3_k,
     Encoding.Q4_K: _q4_k,
@@ -265,6 +283,7 @@ BLOCK_SHAPES = {
     Encoding.Q5_0: GridShape(32, 5),
     Encoding.Q5_1: GridShape(32, 5, has_offsets=True),
     Encoding.IQ4_NL: GridShape(32, 8),
+    Encoding.MXFP4: GridShape(32, 5, wide=True),
     Encoding.Q2_K: GridShape(16, 2, has_offsets=True, wide=True),
     Encoding.Q3_K: GridShape(16, 3, wide=True),
     Encoding.Q4_K: GridShape(32, 4, has_offsets=True, wide=True),

@@ -12,8 +12,9 @@ from typing import Literal
 
 from chairlift.models.config import ModelConfig
 
-Dim = Literal["one", "hidden", "q", "kv", "head", "mlp", "vocab", "positions", "experts"]
+Dim = Literal["one", "hidden", "q", "kv", "head", "heads", "mlp", "expert", "shared", "vocab", "positions", "experts"]
 Condition = Callable[[ModelConfig], bool]
+InLayer = Callable[[ModelConfig, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,16 @@ class Place:
     `parts` are the numbers of rows (of a vector: of numbers) of the weights that lie in the tensor one after the other;
     this is number `part` of them. `{i}` in the name stands for the layer, `{n}` for the copy; copies whose name
     has no `{n}` lie in one tensor, one after the other. `transposed`: the tensor's columns are the weight's rows.
+    With `take_turns` parts lie row by row (number by number) in turns. A `bare` name has no `.weight`, and that of
+    its bias ends with `_bias`.
     """
 
     name: str
     parts: tuple[Dim, ...] = ()
     part: int = 0
     transposed: bool = False
+    take_turns: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,10 @@ class Weight:
     when: Condition
     copies: Literal["one", "heads", "kv_heads", "experts"] = "one"
     """A copy for each of these, `{n}` in the name."""
+    in_layer: InLayer = lambda config, layer: True
+    """Which layers have it."""
+    gguf_each: Place | None = None
+    """Where older files keep each copy in a tensor of its own."""
     gguf_rotary: bool = False
     """In GGUF files rotary pair j of a head is its rows 2j and 2j + 1, not j and j + head_size / 2."""
 
@@ -66,8 +75,9 @@ def slots_of(weights: tuple[Weight, ...], config: ModelConfig) -> Iterator[Slot]
         if weight.when(config):
             layers = config.num_layers if "{i}" in weight.name else 1
             for i in range(layers):
-                for n in range(weight.num_copies(config)):
-                    yield Slot(weight.name.format(i=i, n=n), i, n, weight)
+                if weight.in_layer(config, i):
+                    for n in range(weight.num_copies(config)):
+                        yield Slot(weight.name.format(i=i, n=n), i, n, weight)
 
 
 def num_rows(dim: Dim, config: ModelConfig) -> int:
@@ -78,7 +88,10 @@ def num_rows(dim: Dim, config: ModelConfig) -> int:
         "q": config.q_size,
         "kv": config.kv_size,
         "head": config.head_size,
+        "heads": config.num_heads,
         "mlp": config.intermediate_size,
+        "expert": config.expert_size,
+        "shared": config.shared_expert_size,
         "vocab": config.vocab_size,
         "positions": config.max_model_len,
         "experts": config.num_experts,
@@ -139,6 +152,7 @@ def decoder_weights(
             name=_LAYER + one.name,
             hf=_within(hf_layer, (hf or {}).get(one.name, one.hf)),
             gguf=_within(_GGUF_LAYER, (gguf or {}).get(one.name, one.gguf)),
+            gguf_each=None if one.gguf_each is None else _within(_GGUF_LAYER, one.gguf_each),
             gguf_rotary=gguf_rotary and one.name in ("q", "k"),
         )
         weights.append(_matrix(placed))
@@ -170,30 +184,57 @@ def _layer_weights() -> Iterator[tuple[Weight, Condition | None]]:
             ),
             None,
         )
+    sinks = Place("self_attn.sinks", bare=True), Place("attn_sinks")
+    yield Weight("sinks", *sinks, ("one", "heads"), lambda c: c.attention_sinks), None
     for name, hf, gguf, shape, has_bias in _MATRICES:
-        when = {"gate": _is_gated, "up": _is_dense, "down": _is_dense}.get(name, _always)
-        yield Weight(name, Place(hf), Place(gguf), shape, when), has_bias
-        if name in ("gate", "up", "down"):
-            hf_place, gguf_place = Place(f"mlp.experts.{{n}}.{name}_proj"), Place(f"ffn_{name}_exps")
-            expert = f"experts.{{n}}.{name}"
-            yield Weight(expert, hf_place, gguf_place, shape, _has_experts, copies="experts"), None
-    yield Weight("router", Place("mlp.gate"), Place("ffn_gate_inp"), ("experts", "hidden"), _has_experts), None
+        matrix = Weight(name, Place(hf), Place(gguf), shape, _always)
+        if name not in ("gate", "up", "down"):
+            yield matrix, has_bias
+            continue
+        when = _is_gated if name == "gate" else _always
+        yield replace(matrix, when=when, in_layer=lambda config, i: not config.has_experts(i)), has_bias
+        yield _expert(name, _sized(shape, "expert")), lambda c: c.expert_bias
+        shared = _sized(shape, "shared")
+        yield _shared(f"shared.{name}", f"shared_expert.{name}_proj", f"ffn_{name}_shexp", shared), None
+    router = Weight("router", Place("mlp.gate"), Place("ffn_gate_inp"), ("experts", "hidden"), _always)
+    yield replace(router, in_layer=ModelConfig.has_experts), lambda c: c.expert_bias
+    yield _shared("shared.router", "shared_expert_gate", "ffn_gate_inp_shexp", ("one", "hidden")), None
+
+
+def _expert(name: str, shape: tuple[Dim, Dim]) -> Weight:
+    return Weight(
+        f"experts.{{n}}.{name}",
+        Place(f"mlp.experts.{{n}}.{name}_proj"),
+        Place(f"ffn_{name}_exps"),
+        shape,
+        _always,
+        copies="experts",
+        in_layer=ModelConfig.has_experts,
+        gguf_each=Place(f"ffn_{name}.{{n}}"),
+    )
+
+
+def _shared(name: str, hf: str, gguf: str, shape: tuple[Dim, Dim]) -> Weight:
+    """Of the expert that all tokens use."""
+    return Weight(name, Place(f"mlp.{hf}"), Place(gguf), shape, _has_shared_expert, in_layer=ModelConfig.has_experts)
+
+
+def _sized(shape: tuple[Dim, Dim], size: Dim) -> tuple[Dim, Dim]:
+    """A shape of the MLP's, with another size in its place."""
+    rows, cols = shape
+    return (size, cols) if rows == "mlp" else (rows, size)
+
+
+def _has_shared_expert(config: ModelConfig) -> bool:
+    return config.shared_expert_size > 0
 
 
 def _always(_: ModelConfig) -> bool:
     return True
 
 
-def _has_experts(config: ModelConfig) -> bool:
-    return config.num_experts > 0
-
-
-def _is_dense(config: ModelConfig) -> bool:
-    return config.num_experts == 0
-
-
 def _is_gated(config: ModelConfig) -> bool:
-    return config.gated and config.num_experts == 0
+    return config.gated
 
 
 def _has_norm_bias(config: ModelConfig) -> bool:
@@ -206,7 +247,8 @@ def _within(prefix: str, place: str | Place) -> Place:
 
 def _matrix(weight: Weight) -> Weight:
     """With its full names in the files."""
-    return replace(weight, hf=_ending(weight.hf, "weight"), gguf=_ending(weight.gguf, "weight"))
+    each = weight.gguf_each and _ending(weight.gguf_each, "weight")
+    return replace(weight, hf=_ending(weight.hf, "weight"), gguf=_ending(weight.gguf, "weight"), gguf_each=each)
 
 
 def _bias(weight: Weight, has_bias: Condition) -> Weight:
@@ -217,10 +259,13 @@ def _bias(weight: Weight, has_bias: Condition) -> Weight:
         name=weight.name + "_bias",
         hf=_ending(weight.hf, "bias"),
         gguf=_ending(weight.gguf, "bias"),
+        gguf_each=None,
         shape=("one", cols if rows == "one" else rows),
         when=lambda config: weight.when(config) and has_bias(config),
     )
 
 
 def _ending(place: Place, end: str) -> Place:
+    if place.bare:
+        return place if end == "weight" else replace(place, name=f"{place.name}_{end}")
     return replace(place, name=f"{place.name}.{end}")

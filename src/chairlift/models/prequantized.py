@@ -98,6 +98,10 @@ def _read_compressed(fields: Fields, where: str) -> Scheme:
     return Scheme("compressed-tensors", where, block=blocks.pop() if blocks else None)
 
 
+def _read_mxfp4(_: Fields, where: str) -> Scheme:
+    return Scheme("mxfp4", where)
+
+
 def _group_size(fields: Fields, key: str) -> int:
     return 0 if fields.get(key) == -1 else fields.integer(key, 1, _MAX_GROUP, 128)
 
@@ -117,6 +121,7 @@ _READERS: dict[str, Callable[[Fields, str], Scheme]] = {
     "fp8": _read_fp8,
     "fbgemm_fp8": _read_fp8,
     "compressed-tensors": _read_compressed,
+    "mxfp4": _read_mxfp4,
 }
 
 
@@ -135,6 +140,8 @@ def with_scales(stored: Mapping[str, Tensor], scheme: Scheme) -> dict[str, Tenso
             joining.add_transposed(name.removesuffix(".qweight"))
         elif name.endswith(".weight_packed"):
             joining.add_packed(name.removesuffix(".weight_packed"))
+        elif name.endswith("_blocks") and scheme.method == "mxfp4":
+            joining.add_blocks(name.removesuffix("_blocks"))
         elif name.endswith(".weight") and stored[name].encoding in (Encoding.I8, Encoding.F8_E4M3):
             joining.add_bytes(name.removesuffix(".weight"))
     return {name: tensor for name, tensor in joining.left.items() if not name.endswith(_OF_ACTIVATIONS)}
@@ -198,6 +205,21 @@ class _Joining:
             if zeros.shape != scales.shape or block[0] != 1 or weight.encoding is not Encoding.I8:
                 raise self._scheme.error(f"tensor {shown(prefix)}.weight_zero_point has shape {zeros.shape}")
         self._put(prefix, weight, weight.shape, weight.encoding, Scaling(scales, block, weight.rows, zeros))
+
+    def add_blocks(self, name: str) -> None:
+        """A weight of MXFP4: 16 bytes of two numbers to each byte of scale."""
+        blocks, scales = (self._take(name + end, (Encoding.U8,)) for end in ("_blocks", "_scales"))
+        rows, groups = scales.shape
+        if blocks.shape not in ((rows * groups, 16), (rows, groups * 16)):
+            raise self._scheme.error(
+                f"tensor {shown(name)}_blocks has shape {blocks.shape} beside scales of {rows} x {groups}"
+            )
+        if name in self.left:
+            raise self._scheme.error(f"tensor {shown(name)} is there twice, plain and quantised")
+        scaling = Scaling(scales, (1, 32), rows)
+        self.left[name] = replace(
+            blocks, name=name, shape=(rows, 32 * groups), encoding=Encoding.F4_E2M1, scaling=scaling
+        )
 
     def _scales(self, prefix: str, rows: int, cols: int) -> tuple[Tensor, tuple[int, int]]:
         """The scales of a weight and how many (rows, cols) share one: all, a row, a group of a row, or a block."""

@@ -47,23 +47,26 @@ class Allocate(Protocol):
 # ---------------------------------------------------------------- what executors call
 
 
-def to_float32(*tensors: Tensor, allocate: Allocate = np.empty) -> NDArray[np.float32]:
-    """The weight as float32 `[rows, cols]`, exactly what its encoding says; several lie on top of each other."""
+def to_float32(*tensors: Tensor, allocate: Allocate = np.empty, turns: int = 1) -> NDArray[np.float32]:
+    """The weight as float32 `[rows, cols]`, exactly what its encoding says; several lie on top of each other.
+
+    The rows of each next `turns` weights, which have equally many, take turns; so in all of these functions.
+    """
     out: NDArray[np.float32] = allocate(_stacked_shape(tensors), np.float32)
-    for tensor, part in _parts(tensors, out):
+    for tensor, part in _parts(tensors, out, turns):
         _fill_float32(tensor, part)
     return out
 
 
-def to_bfloat16(*tensors: Tensor, allocate: Allocate = np.empty) -> NDArray[np.uint16]:
+def to_bfloat16(*tensors: Tensor, allocate: Allocate = np.empty, turns: int = 1) -> NDArray[np.uint16]:
     """The weight's bfloat16 bits as uint16 `[rows, cols]`, rounded to nearest, ties to even; several are stacked."""
     out: NDArray[np.uint16] = allocate(_stacked_shape(tensors), np.uint16)
-    for tensor, part in _parts(tensors, out):
+    for tensor, part in _parts(tensors, out, turns):
         _fill_bfloat16(tensor, part)
     return out
 
 
-def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty) -> Int8Groups:
+def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty, turns: int = 1) -> Int8Groups:
     """The weight in int8 groups along its rows; several with equal columns are stacked.
 
     Where the file's own groups are symmetric and a multiple of `group` they are taken over, exactly; else each group
@@ -80,13 +83,13 @@ def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty) ->
     values = allocate((rows, cols // group, group), np.int8)
     scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
     for shape, (tensor, part), (_, part_scales) in zip(
-        kept, _parts(tensors, values), _parts(tensors, scales), strict=True
+        kept, _parts(tensors, values, turns), _parts(tensors, scales, turns), strict=True
     ):
         (_round_to_int8 if shape is None else _keep_int8)(tensor, Int8Groups(part, part_scales))
     return Int8Groups(values, scales)
 
 
-def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty) -> Int4Groups:
+def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty, turns: int = 1) -> Int4Groups:
     """The weight in 4-bit groups; several with equal columns are stacked, all of them with offsets or none.
 
     Where the file's own groups have at most four bits and are a multiple of `group` they are taken over, exactly. The
@@ -108,12 +111,9 @@ def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty) ->
     values = allocate((rows, cols // group, group // 2), np.uint8)
     scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
     offsets = allocate(scales.shape, np.float32) if True in with_offsets else None
-    first = 0
-    for shape, tensor in zip(kept, tensors, strict=True):
-        part = slice(first, first + tensor.rows)
+    for shape, tensor, part in zip(kept, tensors, _places(tensors, turns), strict=True):
         out = Int4Groups(values[part], scales[part], None if offsets is None else offsets[part])
         (_round_to_int4 if shape is None else _keep_int4)(tensor, out)
-        first += tensor.rows
     return Int4Groups(values, scales, offsets)
 
 
@@ -151,9 +151,9 @@ def suits_int4(tensor: Tensor) -> bool:
     """Whether four bits are for this weight.
 
     Those of a file are kept; floating point is rounded, which is what was asked for. But what a file holds quantised in
-    5 to 8 bits, or on the crooked scale of IQ4, was worth that to its maker: rounding the nine matrices of Gemma 3 270M
-    Q4_K_M that are Q8_0 a second time cost more than all else together. And numbers of two or three bits in groups of
-    16 take as much room as eight bits, and more time.
+    5 to 8 bits, or on the crooked scales of IQ4 and MXFP4, was worth that to its maker: rounding the nine matrices of
+    Gemma 3 270M Q4_K_M that are Q8_0 a second time cost more than all else together. And numbers of two or three bits
+    in groups of 16 take as much room as eight bits, and more time.
     """
     if tensor.encoding in _WORTH_EIGHT_BITS:
         return False
@@ -171,6 +171,8 @@ _WORTH_EIGHT_BITS = frozenset(
         Encoding.Q6_K,
         Encoding.IQ4_NL,
         Encoding.IQ4_XS,
+        Encoding.MXFP4,
+        Encoding.F4_E2M1,
         Encoding.I8,
         Encoding.PACKED8,
         Encoding.F8_E4M3,
@@ -226,7 +228,8 @@ def _round_to_int4(tensor: Tensor, out: Int4Groups) -> None:
 
     def block(first: int, last: int) -> None:
         numbers, rounded = round_int4(_decode(tensor, first, last).reshape(-1, group), tensor.name)
-        out.values[first:last].reshape(-1)[...] = _two_to_a_byte(numbers.astype(np.int8).view(np.uint8))
+        halves = _two_to_a_byte(numbers.astype(np.int8).view(np.uint8))
+        out.values[first:last] = halves.reshape(-1, num_groups, group // 2)
         out.scales[first:last] = rounded.reshape(-1, num_groups, 1)
 
     _by_rows(tensor, block)
@@ -243,7 +246,7 @@ def _keep_int4(tensor: Tensor, out: Int4Groups) -> None:
             check_scalable(grid.offsets, _FLOAT32_MAX, tensor.name)
             out.offsets[first:last, :, 0] = _repeated(grid.offsets, out.values.shape[1])
         halves = _two_to_a_byte(grid.numbers.view(np.uint8)) if packed is None else packed.numbers.reshape(-1)
-        out.values[first:last].reshape(-1)[...] = halves
+        out.values[first:last] = halves.reshape(-1, *out.values.shape[1:])
         out.scales[first:last, :, 0] = _repeated(grid.scales, out.values.shape[1])
 
     _by_rows(tensor, block)
@@ -271,13 +274,19 @@ def _stacked_shape(tensors: tuple[Tensor, ...]) -> tuple[int, int]:
     return sum(tensor.rows for tensor in tensors), tensors[0].cols
 
 
-def _parts(tensors: tuple[Tensor, ...], out: NDArray[Number]) -> list[tuple[Tensor, NDArray[Number]]]:
+def _parts(tensors: tuple[Tensor, ...], out: NDArray[Number], turns: int) -> list[tuple[Tensor, NDArray[Number]]]:
     """Each weight with its rows of the result."""
-    parts, first = [], 0
-    for tensor in tensors:
-        parts.append((tensor, out[first : first + tensor.rows]))
-        first += tensor.rows
-    return parts
+    return [(tensor, out[place]) for tensor, place in zip(tensors, _places(tensors, turns), strict=True)]
+
+
+def _places(tensors: tuple[Tensor, ...], turns: int) -> list[slice]:
+    """Which rows of the result are each weight's."""
+    places, first = [], 0
+    for at in range(0, len(tensors), turns):
+        end = first + sum(tensor.rows for tensor in tensors[at : at + turns])
+        places += [slice(first + turn, end, turns) for turn in range(turns)]
+        first = end
+    return places
 
 
 def _by_rows(tensor: Tensor, block: Callable[[int, int], None]) -> None:
@@ -303,11 +312,19 @@ def _stored_rows(tensor: Tensor, first: int, last: int) -> NDArray[np.uint8]:
     if tensor.columns is not None:
         begin, width = tensor.columns
         numbers = np.frombuffer(tensor.raw, f"<u{tensor.encoding.unit_bytes}").reshape(tensor.cols, width)
-        return np.ascontiguousarray(numbers[:, begin + first : begin + last].T).view(np.uint8)
+        rows = slice(begin + first * tensor.step, begin + last * tensor.step, tensor.step)
+        return np.ascontiguousarray(numbers[:, rows].T).view(np.uint8)
+    if tensor.step > 1:
+        return np.ascontiguousarray(_numbers_apart(tensor)).view(np.uint8)
     stored = np.frombuffer(tensor.raw, np.uint8).reshape(tensor.rows, tensor.row_bytes)
     if not tensor.interleaved_heads or tensor.rows == 1:
         return stored[first:last]
     return stored[_file_order(tensor.rows, tensor.interleaved_heads)[first:last]]
+
+
+def _numbers_apart(tensor: Tensor) -> NDArray[Any]:
+    """The numbers of a vector between which others lie, `[1, cols]`."""
+    return np.frombuffer(tensor.raw, f"<u{tensor.encoding.unit_bytes}")[:: tensor.step][None]
 
 
 def _file_order(count: int, num_heads: int) -> NDArray[np.int64]:

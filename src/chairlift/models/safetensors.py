@@ -30,6 +30,7 @@ _ENCODINGS = {
         Encoding.BF16,
         Encoding.F8_E4M3,
         Encoding.I8,
+        Encoding.U8,
         Encoding.I32,
         Encoding.I64,
     )

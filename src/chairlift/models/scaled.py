@@ -2,10 +2,12 @@
 
 AWQ and GPTQ keep a weight transposed, eight numbers of four bits to a word: AWQ's are of eight rows in an order of its
 own, GPTQ's of eight columns in order. compressed-tensors packs rows as they are, numbers raised by half of the
-range. The zero points of all have a word for several rows. FP8 numbers are bytes, a table away from float32.
+range. The zero points of all have a word for several rows. FP8 numbers are bytes, a table away from float32. Those of
+MXFP4 are halves of bytes, a table away from integers, and their scales powers of two.
 
 Source: the descriptions of these formats: AutoAWQ's GEMM version, GPTQ's formats 1 and 2, compressed-tensors'
-pack-quantized, int-quantized and float-quantized, and the block scales of DeepSeek V3.
+pack-quantized, int-quantized and float-quantized, the block scales of DeepSeek V3, and the OCP
+Microscaling formats 1.0.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.models.grids import Grid, GridShape
+from chairlift.models.grids import E2M1_DOUBLED, E8M0_HALVED, Grid, GridShape
 from chairlift.models.tensor import Encoding, Scaling, Tensor
 
 Bytes = NDArray[np.uint8]
@@ -47,6 +49,8 @@ def grid_shape_of(tensor: Tensor) -> GridShape:
     scaling = tensor.scaling
     if scaling is None:
         return GridShape(tensor.cols, 0, wide=False)
+    if tensor.encoding is Encoding.F4_E2M1:
+        return GridShape(scaling.block[1], 5, wide=True)
     bits = {Encoding.I8: 8, Encoding.PACKED8: 8, Encoding.F8_E4M3: 0}.get(tensor.encoding, 4)
     wide = scaling.scales.encoding is not Encoding.F16
     return GridShape(_group(tensor, scaling), bits, has_offsets=not _is_symmetric(tensor, scaling), wide=wide)
@@ -58,6 +62,8 @@ def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
     if scaling is None:
         numbers = _FLOAT8[_stored(tensor, tensor.rows, np.uint8)[first:last]]
         return Grid(numbers[:, None], np.ones((last - first, 1), np.float32))
+    if tensor.encoding is Encoding.F4_E2M1:
+        return _e2m1_rows(tensor, scaling, first, last)
     first, last = first + scaling.first_row, last + scaling.first_row
     symmetric = _is_symmetric(tensor, scaling)
     numbers = _numbers(tensor, scaling, first, last)
@@ -72,6 +78,15 @@ def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
         return Grid(numbers, scales, _per_group(tensor, scaling, offsets))
     zeros = _per_group(tensor, scaling, _zeros(tensor, scaling, first, last))
     return Grid(numbers, scales, -zeros * scales, zeros)
+
+
+def _e2m1_rows(tensor: Tensor, scaling: Scaling, first: int, last: int) -> Grid:
+    begin = scaling.first_row + first * tensor.step
+    rows = slice(begin, begin + (last - first) * tensor.step, tensor.step)
+    pairs = _stored(tensor, scaling.num_rows, np.uint8)[rows]
+    halves = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), axis=-1)
+    scales = E8M0_HALVED[_stored(scaling.scales, scaling.num_rows, np.uint8)[rows]]
+    return Grid(E2M1_DOUBLED[halves].reshape(last - first, scales.shape[1], -1), scales)
 
 
 def packed_rows(tensor: Tensor, first: int, last: int) -> Grid | None:

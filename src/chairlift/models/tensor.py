@@ -13,8 +13,9 @@ class Encoding(Enum):
     """How numbers are stored: (numbers per unit, bytes per unit). A row is a whole number of units.
 
     Source: GGUF, block layouts of ggml. In the 4-bit blocks of 32, byte j holds number j in its low half and number
-    j + 16 in its high half. The types after IQ4_XS are those of safetensors checkpoints quantised for other engines;
-    their scales stand beside them (`Scaling`), and the 4-bit ones are 32-bit words of eight numbers.
+    j + 16 in its high half. The types after MXFP4 are those of safetensors checkpoints quantised for other engines;
+    their scales stand beside them (`Scaling`), and the 4-bit ones are 32-bit words of eight numbers, those of F4_E2M1
+    bytes of two, the even one in the low half.
     """
 
     F32 = ("F32", 1, 4)
@@ -32,7 +33,9 @@ class Encoding(Enum):
     Q6_K = ("Q6_K", 256, 210)
     IQ4_NL = ("IQ4_NL", 32, 18)
     IQ4_XS = ("IQ4_XS", 256, 136)
+    MXFP4 = ("MXFP4", 32, 17)
     I8 = ("I8", 1, 1)
+    U8 = ("U8", 1, 1)
     F8_E4M3 = ("F8_E4M3", 1, 1)
     I32 = ("I32", 1, 4)
     I64 = ("I64", 1, 8)
@@ -40,6 +43,7 @@ class Encoding(Enum):
     GPTQ4 = ("GPTQ", 8, 4)
     PACKED4 = ("pack-quantized int4", 8, 4)
     PACKED8 = ("pack-quantized int8", 4, 4)
+    F4_E2M1 = ("MXFP4 with scales apart", 2, 1)
 
     def __init__(self, label: str, unit: int, unit_bytes: int) -> None:
         self.label = label
@@ -89,6 +93,8 @@ class Tensor:
     scaling: Scaling | None = None
     columns: tuple[int, int] | None = None
     """Where it lies transposed: its rows are columns of what is stored, from this one on, of so many."""
+    step: int = 1
+    """Its rows (a vector's numbers) are every so manyth of what is stored: others lie between them."""
 
     @property
     def rows(self) -> int:
@@ -111,13 +117,20 @@ class Tensor:
     def rows_between(self, first: int, count: int) -> Tensor:
         """Some of its rows, where it holds several weights on top of each other."""
         if self.columns is not None:
-            return replace(self, shape=(count, self.cols), columns=(self.columns[0] + first, self.columns[1]))
+            begin = self.columns[0] + first * self.step
+            return replace(self, shape=(count, self.cols), columns=(begin, self.columns[1]))
         if self.scaling is not None:
-            return replace(
-                self, shape=(count, self.cols), scaling=replace(self.scaling, first_row=self.scaling.first_row + first)
-            )
+            first_row = self.scaling.first_row + first * self.step
+            return replace(self, shape=(count, self.cols), scaling=replace(self.scaling, first_row=first_row))
         raw = self.raw[first * self.row_bytes : (first + count) * self.row_bytes]
         return replace(self, shape=(count, self.cols), raw=raw)
+
+    def alternate_rows(self, part: int, count: int) -> Tensor:
+        """One of `count` weights whose rows (of a vector: numbers) take turns."""
+        if self.rows == 1:
+            raw = self.raw[part * self.encoding.unit_bytes :]
+            return replace(self, shape=(1, self.cols // count), raw=raw, step=count)
+        return replace(self.rows_between(part, self.rows // count), step=count)
 
     def transposed(self) -> Tensor:
         """The weight whose columns are the rows that are stored. Only for plain floating point."""

@@ -12,7 +12,7 @@ from chairlift.models.files import shown
 from chairlift.models.layout import Place, Slot, num_rows, slots_of
 from chairlift.models.tensor import FLOATS, Encoding, Tensor
 
-_NO_NUMBERS = (Encoding.I8, Encoding.I32, Encoding.I64)
+_NO_NUMBERS = (Encoding.I8, Encoding.U8, Encoding.I32, Encoding.I64)
 """What means nothing without the scales beside it."""
 
 
@@ -50,7 +50,10 @@ def weights_from_gguf(family: Family, config: ModelConfig, stored: Mapping[str, 
     tensors: dict[str, Tensor] = {}
     used = set(family.gguf_ignored)
     for slot in slots_of(family.weights, config):
-        tensor = _placed(slot, slot.weight.gguf, config, stored, used, where)
+        place, each = slot.weight.gguf, slot.weight.gguf_each
+        if each is not None and each.name.format(i=slot.layer, n=slot.copy) in stored:
+            place = each
+        tensor = _placed(slot, place, config, stored, used, where)
         if slot.weight.gguf_rotary:
             rows = tensor.rows if tensor.rows > 1 else tensor.cols
             tensor = replace(tensor, interleaved_heads=rows // config.head_size)
@@ -105,31 +108,35 @@ def _placed(
     key = place.name.format(i=slot.layer, n=slot.copy)
     used.add(key)
     rows, cols = (num_rows(dim, config) for dim in slot.weight.shape)
-    if slot.weight.copies != "one" and "{n}" not in place.name:
-        count = slot.weight.num_copies(config)
-        return bound(slot.name, key, stored, (count * rows, cols), where).rows_between(slot.copy * rows, rows)
-    if not place.parts:
-        read = _transposed if place.transposed and slot.weight.shape[0] != "one" else bound
-        return read(slot.name, key, stored, (rows, cols), where)
-    sizes = [num_rows(dim, config) for dim in place.parts]
+    is_vector = slot.weight.shape[0] == "one"
+    sizes = [num_rows(dim, config) for dim in place.parts] or [cols if is_vector else rows]
+    is_stacked = slot.weight.copies != "one" and "{n}" not in place.name
+    count, copy = (slot.weight.num_copies(config), slot.copy) if is_stacked else (1, 0)
+    if is_vector:
+        tensor = bound(slot.name, key, stored, (count, sum(sizes)), where).rows_between(copy, 1)
+    elif _lies_transposed(place, stored.get(key)):
+        tensor = bound(slot.name, key, stored, (count * cols, sum(sizes)), where)
+        if tensor.encoding not in FLOATS or tensor.scaling is not None:
+            kind = tensor.encoding.label
+            raise InvalidModel(f"{where}: tensor {key} lies transposed as {kind}, which is not supported")
+        tensor = tensor.rows_between(copy * cols, cols).transposed()
+    else:
+        whole = sum(sizes)
+        tensor = bound(slot.name, key, stored, (count * whole, cols), where).rows_between(copy * whole, whole)
+    if len(sizes) == 1:
+        return tensor
+    if place.take_turns:
+        if tensor.encoding not in (*FLOATS, Encoding.F4_E2M1) or not (tensor.columns or tensor.scaling or is_vector):
+            kind = tensor.encoding.label
+            raise InvalidModel(f"{where}: the parts of tensor {key} take turns as {kind}, which is not supported")
+        return tensor.alternate_rows(place.part, len(sizes))
     first = sum(sizes[: place.part])
-    if slot.weight.shape[0] == "one":
-        return bound(slot.name, key, stored, (1, sum(sizes)), where).numbers_between(first, sizes[place.part])
-    if place.transposed:
-        return _transposed(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
-    return bound(slot.name, key, stored, (sum(sizes), cols), where).rows_between(first, rows)
+    return tensor.numbers_between(first, cols) if is_vector else tensor.rows_between(first, rows)
 
 
-def _transposed(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:
-    """A weight that lies transposed.
-
-    Raises:
-        InvalidModel: it is missing, of another shape, or not plain floating point.
-    """
-    tensor = bound(name, key, stored, shape[::-1], where)
-    if tensor.encoding not in FLOATS or tensor.scaling is not None:
-        raise InvalidModel(f"{where}: tensor {key} lies transposed as {tensor.encoding.label}, which is not supported")
-    return tensor.transposed()
+def _lies_transposed(place: Place, tensor: Tensor | None) -> bool:
+    """Numbers in blocks lie along the rows of a weight in any case."""
+    return place.transposed and not (tensor is not None and tensor.encoding is Encoding.F4_E2M1)
 
 
 def bound(name: str, key: str, stored: Mapping[str, Tensor], shape: tuple[int, int], where: str) -> Tensor:

@@ -30,7 +30,7 @@ BLOCK_SIZE = 32
 class AttentionShape:
     """Heads of one attention layer. `sliding_window` counts the current token; 0 means all tokens.
 
-    Scores are multiplied by `scale`, or by `head_size ** -0.5`.
+    Scores are multiplied by `scale`, or by `head_size ** -0.5`. With sinks each head has one more score.
     """
 
     num_heads: int
@@ -38,6 +38,7 @@ class AttentionShape:
     head_size: int
     sliding_window: int = 0
     scale: float | None = None
+    has_sinks: bool = False
 
     @property
     def score_scale(self) -> float:
@@ -103,6 +104,7 @@ def paged_attention(
     caches: tuple[Parameter, Parameter],
     rows: Ragged,
     shape: AttentionShape,
+    sinks: NDArray[np.float32] | None = None,
 ) -> Output:
     """Causal attention of all sequences of a step; also writes the new keys and values into the caches.
 
@@ -110,6 +112,7 @@ def paged_attention(
         query    [tokens, heads * head_size]      rotated
         key      [tokens, kv_heads * head_size]   rotated
         value    [tokens, kv_heads * head_size]
+        sinks    [heads]
         returns  [tokens, heads * head_size]
     """
     zero, no_ints, no_floats = rows.zero, rows.no_ints, rows.no_floats
@@ -129,7 +132,7 @@ def paged_attention(
         no_ints,  # score aggregation window: a scalar here crashes the process
         *(no_ints, no_ints, no_floats),  # cache rotation: blocks, deltas, table
         *(no_floats, zero, zero),  # block-sparse attention: threshold, block size, stride
-        rows.no_sinks,
+        rows.no_sinks if sinks is None else op.constant(sinks.reshape(1, -1, 1, 1)),
         *(zero, no_ints, no_ints, no_ints),  # adaptive eviction: start size, evictable sizes, diversity blocks, begins
         no_ints,  # token types
         *(rows.no_bytes, no_ints),  # tree mask: bias, begins
@@ -185,12 +188,14 @@ def _worst_error(core: ov.Core, properties: Mapping[str, object], shape: Attenti
     rows = ragged()
     caches = cache_parameters(0)
     data = [parameter(name, Type.f32, [-1, n * shape.head_size]) for name, n in zip("qkv", sizes, strict=True)]
-    attended = paged_attention(data[0].output(0), data[1].output(0), data[2].output(0), caches, rows, shape)
+    rng = np.random.default_rng(0)
+    # Around the largest of some scores, so that they take a part of the weight and not all of it.
+    sinks = rng.uniform(0, 4, shape.num_heads).astype(np.float32) if shape.has_sinks else None
+    attended = paged_attention(data[0].output(0), data[1].output(0), data[2].output(0), caches, rows, shape, sinks)
     model = ov.Model([op.result(attended)], [*data, *caches, *rows.parameters()], "self_test")
     compiled = core.compile_model(model, "CPU", dict(properties))
     request = compiled.create_infer_request()
 
-    rng = np.random.default_rng(0)
     tables = rng.permutation(12).reshape(4, 3).astype(np.int32)
     for port in compiled.inputs:
         if "cache" in port.any_name:
@@ -222,13 +227,17 @@ def _worst_error(core: ov.Core, properties: Mapping[str, object], shape: Attenti
         expected = []
         for i, (q, k, v) in zip(live, new, strict=True):
             history[i] = [np.concatenate(pair) for pair in zip(history[i], (k, v), strict=True)]
-            expected.append(_attention(q, history[i][0], history[i][1], shape))
+            expected.append(_attention(q, history[i][0], history[i][1], shape, sinks))
         worst = max(worst, float(np.abs(got - np.concatenate(expected)).max()))
     return worst
 
 
 def _attention(
-    q: NDArray[np.float32], k: NDArray[np.float32], v: NDArray[np.float32], shape: AttentionShape
+    q: NDArray[np.float32],
+    k: NDArray[np.float32],
+    v: NDArray[np.float32],
+    shape: AttentionShape,
+    sinks: NDArray[np.float32] | None,
 ) -> NDArray[np.float32]:
     """Attention of the last len(q) positions of one sequence, `[new, heads * head_size]`."""
     group = shape.num_heads // shape.num_kv_heads
@@ -236,7 +245,10 @@ def _attention(
     distance = np.arange(len(k) - len(q), len(k))[:, None] - np.arange(len(k))
     seen = (distance >= 0) & (distance < (shape.sliding_window or len(k)))
     scores = np.where(seen, np.einsum("nhs,chs->hnc", q, k) * shape.score_scale, -np.inf)
+    column = np.full((shape.num_heads, len(q), 1), -np.inf) if sinks is None else np.repeat(sinks, len(q))
+    scores = np.concatenate((scores, column.reshape(-1, len(q), 1)), axis=-1)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
+    weights = weights[..., :-1]
     attended: NDArray[np.float32] = np.einsum("hnc,chs->nhs", weights, v).reshape(len(q), -1).astype(np.float32)
     return attended

@@ -28,7 +28,7 @@ from chairlift.executors.openvino.attention import (
     parameter,
     ragged,
 )
-from chairlift.executors.openvino.experts import mixture
+from chairlift.executors.openvino.experts import Clamped, Router, clamped_mixture, mixture
 from chairlift.executors.openvino.layers import (
     Heads,
     LayerNorm,
@@ -42,19 +42,24 @@ from chairlift.executors.openvino.layers import (
     split_columns,
 )
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena, Packed, pack, pack_experts
-from chairlift.models import Model, Rope, to_float32
+from chairlift.executors.openvino.weights import Arena, Packed, keeps_small_groups, pack, pack_experts
+from chairlift.models import Model, ModelConfig, Rope, to_float32
 
 GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
 """Numbers that share a scale, in weights and in the activations rounded to meet them; 0 where nothing is rounded."""
+EXPERT_GROUP = 32
+"""What experts in eight bits keep where the file has it."""
 EMBEDDING_GROUP = 32
 """What Q8_0 has. An embedding is one row a token: its precision costs nothing."""
 
 PRODUCTS = (("q", "k", "v"), ("o",), ("gate",), ("up",), ("down",))
 """Weights of a layer; those in one tuple are multiplied as one. The gate and up projections are not: splitting their
 wide result again costs what the larger product saves."""
-EXPERT_PARTS = ("gate", "up", "down")
+EXPERT_PARTS = (("gate",), ("up",), ("down",))
 """Weights of an expert; those of all experts are one constant."""
+CLAMPED_PARTS = (("gate", "up"), ("down",))
+"""The same where gate and up are multiplied as one, their rows in turns: see `experts`."""
+SHARED_PARTS = (("shared.gate",), ("shared.up",), ("shared.down",))
 
 
 def weight_kinds(
@@ -75,7 +80,10 @@ def weight_kinds(
     kinds["embed"] = kind("embed", head_dtype(dtype), EMBEDDING_GROUP)
     kinds["head"] = kind("head", head_dtype(dtype), head_group)
     for parts in product_names(model):
-        kinds.update(dict.fromkeys(parts, kind(parts[0], dtype, GROUPS[dtype])))
+        group = GROUPS[dtype]
+        if dtype == "int8" and is_expert(parts[0]) and keeps_small_groups([model.weights.tensor(n) for n in parts]):
+            group = EXPERT_GROUP
+        kinds.update(dict.fromkeys(parts, kind(parts[0], dtype, group)))
     return kinds
 
 
@@ -91,7 +99,8 @@ def is_expert(name: str) -> bool:
 def attention_shape(model: Model, layer: int) -> AttentionShape:
     config = model.config
     window = config.window_of(layer) or 0
-    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_size, window, config.score_scale(layer))
+    heads = config.num_heads, config.num_kv_heads, config.head_size
+    return AttentionShape(*heads, window, config.score_scale(layer), config.attention_sinks)
 
 
 def attention_shapes(model: Model) -> set[AttentionShape]:
@@ -134,8 +143,10 @@ def pack_layers(
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
-        put = pack_experts if is_expert(parts[0]) else pack
-        weight = put(tensors, *kinds[parts[0]], packed)
+        if is_expert(parts[0]):
+            weight = pack_experts(tensors, *kinds[parts[0]], packed, len(parts) // model.config.num_experts)
+        else:
+            weight = pack(tensors, *kinds[parts[0]], packed)
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 
@@ -160,12 +171,24 @@ def build_body(
 
 def product_names(model: Model) -> list[tuple[str, ...]]:
     """Weights of all layers, those together that are multiplied as one."""
-    layers = range(model.config.num_layers)
-    products: list[tuple[str, ...]] = [parts for parts in PRODUCTS if f"layers.0.{parts[0]}" in model.weights]
-    if model.config.num_experts:
-        experts = range(model.config.num_experts)
-        products += [tuple(f"experts.{n}.{part}" for n in experts) for part in EXPERT_PARTS]
-    return [tuple(f"layers.{i}.{part}" for part in parts) for i in layers for parts in products]
+    config = model.config
+    products = [*PRODUCTS, *SHARED_PARTS]
+    products += [_of_experts(config, parts) for parts in _expert_parts(config)]
+    return [
+        tuple(f"layers.{i}.{part}" for part in parts)
+        for i in range(config.num_layers)
+        for parts in products
+        if parts and f"layers.{i}.{parts[0]}" in model.weights
+    ]
+
+
+def _expert_parts(config: ModelConfig) -> tuple[tuple[str, ...], ...]:
+    return EXPERT_PARTS if config.swiglu_limit is None else CLAMPED_PARTS
+
+
+def _of_experts(config: ModelConfig, parts: tuple[str, ...]) -> tuple[str, ...]:
+    """Weights of all experts that are one constant, named within their layer."""
+    return tuple(f"experts.{n}.{part}" for n in range(config.num_experts) for part in parts)
 
 
 class _Body:
@@ -207,7 +230,7 @@ class _Body:
             x = op.add(x, self._output(attended, name, "o", "attn_post_norm")).output(0)
             if not config.parallel_residual:
                 h = self._norm(x, name + "mlp_norm") if config.pre_norms else x
-            if config.num_experts:
+            if config.has_experts(layer):
                 x = op.add(x, self._mixture(h, name)).output(0)
             else:
                 x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
@@ -237,7 +260,8 @@ class _Body:
         rotate = self._rotation(layer, positions)
         q = self._prepared(q, name + "q_norm", config.num_heads, rotate)
         k = self._prepared(k, name + "k_norm", config.num_kv_heads, rotate)
-        return paged_attention(q, k, v, caches, rows, attention_shape(self._model, layer))
+        sinks = self._vector(name + "sinks") if config.attention_sinks else None
+        return paged_attention(q, k, v, caches, rows, attention_shape(self._model, layer), sinks)
 
     def _prepared(self, x: Output, norm: str, num_heads: int, rotate: Rotation | None) -> Output:
         """Queries or keys `[tokens, heads * head_size]`, normalised and rotated as the layer wants."""
@@ -275,13 +299,34 @@ class _Body:
 
     def _mixture(self, h: Output, name: str) -> Output:
         config = self._config
-        router = to_float32(self._model.weights.tensor(name + "router"))
-        each = [tuple(f"{name}experts.{n}.{part}" for n in range(config.num_experts)) for part in EXPERT_PARTS]
-        gate, up, down = (self._weights[names] for names in each)
-        y = mixture(h, router, gate, up, down, config.experts_per_token, config.normalised_experts)
+        weight = to_float32(self._model.weights.tensor(name + "router"))
+        bias = self._vector(name + "router_bias") if config.expert_bias else None
+        router = Router(weight, bias, config.experts_per_token, config.normalised_experts)
+        each = [tuple(name + part for part in _of_experts(config, parts)) for parts in _expert_parts(config)]
+        if config.swiglu_limit is None:
+            gate, up, down = (self._weights[names] for names in each)
+            y = mixture(h, router, gate, up, down)
+        else:
+            gate_up, down = (self._weights[names] for names in each)
+            gate_up_bias, down_bias = (self._expert_biases(names) for names in each)
+            clamped = Clamped(config.swiglu_limit, config.swiglu_alpha, gate_up_bias, down_bias)
+            y = clamped_mixture(h, router, gate_up, down, clamped)
+        if config.shared_expert_size:
+            own = op.constant(to_float32(self._model.weights.tensor(name + "shared.router")))
+            share = op.sigmoid(op.matmul(h, own, False, True))
+            shared = self._product(self._mlp(h, name + "shared."), name, "shared.down")
+            y = op.add(y, op.multiply(shared, share)).output(0)
         if config.post_norms:
             y = self._norm(y, name + "mlp_post_norm")
         return scaled(y, config.residual_scale)
+
+    def _expert_biases(self, names: tuple[str, ...]) -> NDArray[np.float32]:
+        """Of all experts, in the order of the rows of their weights, `[experts, rows]`."""
+        experts = self._config.num_experts
+        values = np.stack([self._vector(name + "_bias") for name in names])
+        return np.ascontiguousarray(values.reshape(experts, -1, values.shape[1]).transpose(0, 2, 1)).reshape(
+            experts, -1
+        )
 
     def _norm(self, x: Output, name: str) -> Output:
         bias = self._vector(name + "_bias") if name + "_bias" in self._model.weights else None

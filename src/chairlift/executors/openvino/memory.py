@@ -96,7 +96,13 @@ def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:
 def _overhead_bytes(config: ModelConfig) -> int:
     """What is not weights and not cache: the program, the results between layers of a step, logits."""
     chosen = max(config.experts_per_token, 1)
-    between = (5 + chosen) * config.hidden_size + 3 * chosen * config.intermediate_size
+    inner = max(
+        chosen * config.expert_size + config.shared_expert_size
+        if config.has_experts(layer)
+        else config.intermediate_size
+        for layer in range(config.num_layers)
+    )
+    between = (5 + chosen) * config.hidden_size + 3 * inner
     between += config.q_size + 2 * config.kv_size
     return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
 

@@ -64,18 +64,20 @@ def trim_heap() -> None:
         trim(0)
 
 
-def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packed:
+def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, turns: int = 1) -> Packed:
     """The tensors on top of each other, in `dtype`; `group` numbers share a scale, if there are scales.
+
+    The rows of each next `turns` of them take turns.
 
     What four bits are too few for is in eight, in groups of the same size.
     """
     match dtype:
         case "float32":
-            return to_float32(*tensors, allocate=arena.empty)
+            return to_float32(*tensors, allocate=arena.empty, turns=turns)
         case "bfloat16":
-            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty))
+            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty, turns=turns))
         case "int8":
-            return to_int8(*tensors, group=group, allocate=arena.empty)
+            return to_int8(*tensors, group=group, allocate=arena.empty, turns=turns)
         case "int4":
             return [
                 _four_bit(to_int4(tensor, group=group, allocate=arena.empty))
@@ -85,21 +87,31 @@ def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packe
             ]
 
 
-def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena) -> Packed:
+def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, turns: int = 1) -> Packed:
     """The same matrix of all experts on top of each other, in one form. Four bits with offsets are rounded to eight.
 
+    With `turns` the rows of so many matrices of each expert, which follow each other, take turns.
     The products that gather tokens have no place for the sums that belong to offsets.
     """
     if dtype != "int4":
-        return pack(tensors, dtype, group, arena)
+        return pack(tensors, dtype, group, arena, turns)
     if all(suits_expert_int4(tensor) for tensor in tensors):
-        return [to_int4(*tensors, group=group, allocate=arena.empty)]
-    return pack(tensors, "int8", group, arena)
+        return [to_int4(*tensors, group=group, allocate=arena.empty, turns=turns)]
+    return pack(tensors, "int8", group, arena, turns)
 
 
 def suits_expert_int4(tensor: Tensor) -> bool:
     shape = grid_shape(tensor)
     return suits_int4(tensor) and (shape is None or not (shape.has_offsets or shape.wide))
+
+
+def keeps_small_groups(tensors: list[Tensor]) -> bool:
+    """Whether experts are taken over as they are in groups of 32, and would be rounded in larger ones.
+
+    Nothing rounds the inputs of products that gather tokens, so their groups have no size to meet.
+    """
+    shapes = [grid_shape(tensor) for tensor in tensors]
+    return all(shape is not None and shape.bits > 0 and not shape.has_offsets and shape.group == 32 for shape in shapes)
 
 
 def _four_bit(packed: Int4Groups) -> Int4Groups:
