@@ -40,4 +40,6 @@ HARD_TEXTS = (
     "𝕳𝖊𝖑𝖑𝖔 𝓦𝓸𝓻𝓵𝓭 🅰🅱",
     "the the  the   the    the     the",
     "<start_of_turn>user\n[INST] <0x0A><0xff> <bos></s",
+    "<sep>  a<sep>b  <sep foo bar\n\n\n\n\nﬁn  ▁▁x",
+    "e\u0301\u0301 A\u030a A\u0300 ㄱㅏㄱ ㄱ",
 )

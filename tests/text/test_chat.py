@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
@@ -183,6 +183,8 @@ def test_without_spellings_tokens_are_those_of_the_whole_text(
     """Words merge across the border between template and content exactly as they would in the plain text."""
     roles = ("user", "assistant")
     messages = [{"role": roles[index % 2], "content": text} for index, text in enumerate(contents)]
+    readers = (smollm2.tokenizer, *tokenizers.values())
+    assume(not any(tokenizer.scanner.spellings_in(text) for tokenizer in readers for text in contents))
     assert smollm2.chat_template is not None
     pairs = [(smollm2.chat_template, smollm2.tokenizer)]
     pairs += [(COMPILED[name], tokenizer) for name in COMPILED for tokenizer in tokenizers.values()]

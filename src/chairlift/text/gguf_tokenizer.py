@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import tokenizers
 from tokenizers import AddedToken as BackendToken
@@ -10,10 +11,10 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from chairlift.models import GGUF
 from chairlift.models.files import shown
-from chairlift.text.charsmap import charsmap_fault
+from chairlift.text.charsmap import Replacements
 from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, Decoding
 from chairlift.text.pretokenizers import recipe_named
-from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
+from chairlift.text.sentencepiece import SPACE, SentencePiece, TextNormalizer, TokenType
 from chairlift.text.specials import AddedToken
 from chairlift.text.tokenizer import Tokenizer, built
 
@@ -33,8 +34,7 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
     if build is None:
         raise gguf.error(f"tokenizer model '{shown(kind)}' is not supported ({', '.join(_BUILDERS)} are)")
     pieces, types = _pieces(gguf)
-    vocab = {piece: token for token, piece in enumerate(pieces)}
-    if len(vocab) != len(pieces):
+    if len(set(pieces)) != len(pieces):
         raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
     swallows = _swallows_space_after(gguf)
     added = [
@@ -47,19 +47,14 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         for token, kind in enumerate(types)
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
     ]
-    backend, decoding, adds_bos = build(gguf, vocab, types)
-    # A space prefix would be put before the spelling too; without one, spaces are looked for as pieces spell them.
-    normalizes = decoding.kind == "text" and not decoding.strips_space
-    backend.add_tokens(
-        [
-            BackendToken(token.text, special=token.special, normalized=normalizes and not token.special)
-            for token in added
-        ]
-    )
+    parts = build(gguf, pieces, types)
+    backend = parts.backend
+    if parts.normalize is None:
+        backend.add_tokens([BackendToken(token.text, special=token.special, normalized=False) for token in added])
+        if any(backend.token_to_id(token.text) != token.id for token in added):
+            raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
     backend.encode_special_tokens = True
-    if any(backend.token_to_id(token.text) != token.id for token in added):
-        raise gguf.error("a special token of tokenizer.ggml.tokens cannot be told from another token")
-    words = decoding.kind == "words"
+    words = parts.decoding.kind == "words"
     begins_with_class = words and not gguf.has("tokenizer.ggml.bos_token_id")
     bos = _token_id(gguf, "cls" if begins_with_class else "bos", len(pieces))
     eos = _token_id(gguf, "seperator" if words else "eos", len(pieces))  # spelled so in the format
@@ -70,8 +65,10 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
         backend,
         backend,
         added,
-        decoding,
-        prefix=[bos] if bos is not None and gguf.flag("tokenizer.ggml.add_bos_token", adds_bos) else [],
+        parts.decoding,
+        normalize=parts.normalize,
+        words=[token for token in added if token.id in parts.words and not token.special],
+        prefix=[bos] if bos is not None and gguf.flag("tokenizer.ggml.add_bos_token", parts.adds_bos) else [],
         suffix=[eos] if eos is not None and adds_end else [],
         bos_token_id=bos,
         eos_token_ids=_ends(gguf, added, eos, len(pieces)),
@@ -79,8 +76,18 @@ def gguf_tokenizer(gguf: GGUF) -> Tokenizer:
     )
 
 
-Built = tuple[tokenizers.Tokenizer, Decoding, bool]
-"""A backend without its added tokens, how it spells bytes, and whether a text begins with the BOS token by default."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """A backend, how it spells bytes, and whether a text begins with the BOS token by default.
+
+    With `normalize`, which is done to a text before, the backend has its added tokens but for those of `words`.
+    """
+
+    backend: tokenizers.Tokenizer
+    decoding: Decoding
+    adds_bos: bool
+    normalize: TextNormalizer | None = None
+    words: range = range(0)
 
 
 def _pieces(gguf: GGUF) -> tuple[list[str], list[int]]:
@@ -98,7 +105,7 @@ def _pieces(gguf: GGUF) -> tuple[list[str], list[int]]:
     return pieces, types
 
 
-def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+def _byte_level(gguf: GGUF, pieces: list[str], types: list[int]) -> _Parts:
     recipe = recipe_named(gguf.text("tokenizer.ggml.pre", "default"))
     merges = []
     for merge in gguf.strings("tokenizer.ggml.merges"):
@@ -106,6 +113,7 @@ def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
         if not space:
             raise gguf.error(f"tokenizer.ggml.merges: '{shown(merge)}' is no pair")
         merges.append((merge[0] + left, right))
+    vocab = {piece: token for token, piece in enumerate(pieces)}
     backend = _backend(
         gguf, lambda: models.BPE(vocab=vocab, merges=merges, fuse_unk=False, ignore_merges=recipe.ignore_merges)
     )
@@ -113,42 +121,49 @@ def _byte_level(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = recipe.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
-    return backend, Decoding("byte_level"), recipe.adds_bos
+    return _Parts(backend, Decoding("byte_level"), recipe.adds_bos)
 
 
-def _sentencepiece(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+def _sentencepiece(gguf: GGUF, pieces: list[str], types: list[int]) -> _Parts:
+    """SentencePiece's vocabulary. User-defined pieces are written with spaces; those after all others were added."""
     unigram = gguf.text("tokenizer.ggml.model") == "t5"
     scores = gguf.numbers("tokenizer.ggml.scores").tolist()
-    if len(scores) != len(vocab):
+    if len(scores) != len(pieces):
         raise gguf.error("tokenizer.ggml.scores and tokenizer.ggml.tokens differ in length")
-    charsmap = _charsmap(gguf)
-    pieces = SentencePiece(
+    end = len(types) - next((n for n, kind in enumerate(reversed(types)) if kind == TokenType.NORMAL), len(types))
+    taken = set(pieces)
+    for token, kind in enumerate(types):
+        spelled = pieces[token].replace(" ", SPACE)
+        if kind == TokenType.USER_DEFINED and spelled not in taken:
+            pieces[token] = spelled
+    model = SentencePiece(
         "unigram" if unigram else "bpe",
-        list(vocab),
+        pieces,
         scores,
-        types,
-        _token_id(gguf, "unknown", len(vocab)),
+        [TokenType.CONTROL if kind == TokenType.USER_DEFINED and n >= end else kind for n, kind in enumerate(types)],
+        _token_id(gguf, "unknown", len(pieces)),
         adds_space=gguf.flag("tokenizer.ggml.add_space_prefix", not unigram),
         removes_spaces=gguf.flag("tokenizer.ggml.remove_extra_whitespaces", False),
-        charsmap=charsmap,
+        replacements=_replacements(gguf),
     )
-    backend = built(pieces.backend, shown(gguf.path))
-    return backend, pieces.decoding(), not unigram
+    backend = built(model.backend, shown(gguf.path))
+    words = range(end, len(types))
+    return _Parts(backend, model.decoding(), not unigram, model.normalizer(later_too=True), words)
 
 
-def _word_pieces(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
+def _word_pieces(gguf: GGUF, pieces: list[str], types: list[int]) -> _Parts:
     """BERT's vocabulary. The format marks what begins a word, BERT itself what does not."""
     spellings = {}
-    for piece, token in vocab.items():
+    for token, piece in enumerate(pieces):
         is_text = types[token] == TokenType.NORMAL and not (piece.startswith("[") and piece.endswith("]"))
         spelled = piece.removeprefix(SPACE) if piece.startswith(SPACE) else f"##{piece}"
         spellings[spelled if is_text else piece] = token
-    if len(spellings) != len(vocab):
+    if len(spellings) != len(pieces):
         raise gguf.error("tokenizer.ggml.tokens spells two tokens alike")
     lowercase = gguf.flag("tokenizer.ggml.normalizer.lowercase", True)
     strips_accents = gguf.flag("tokenizer.ggml.normalizer.strip_accents", lowercase)
-    unknown = _token_id(gguf, "unknown", len(vocab))
-    name = next((piece for piece, token in vocab.items() if token == unknown), "[UNK]")
+    unknown = _token_id(gguf, "unknown", len(pieces))
+    name = "[UNK]" if unknown is None else pieces[unknown]
     if name not in spellings:
         raise gguf.error("tokenizer.ggml.tokens lacks a token for unknown words")
 
@@ -158,21 +173,23 @@ def _word_pieces(gguf: GGUF, vocab: dict[str, int], types: list[int]) -> Built:
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         return backend
 
-    return built(build, shown(gguf.path)), Decoding("words", strips_space=True), True
+    return _Parts(built(build, shown(gguf.path)), Decoding("words", strips_space=True), True)
 
 
 _BUILDERS = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _sentencepiece, "bert": _word_pieces}
 
 
-def _charsmap(gguf: GGUF) -> bytes:
+def _replacements(gguf: GGUF) -> Replacements | None:
     key = "tokenizer.ggml.precompiled_charsmap"
     if not gguf.has(key):
-        return b""
+        return None
     numbers = gguf.numbers(key)
-    fault = charsmap_fault(numbers.tobytes()) if numbers.itemsize == 1 else "it is no array of bytes"
-    if fault is not None:
-        raise gguf.error(f"{key} is malformed: {fault}")
-    return numbers.tobytes()
+    if numbers.itemsize != 1:
+        raise gguf.error(f"{key} is malformed: it is no array of bytes")
+    try:
+        return Replacements(numbers.tobytes())
+    except ValueError as error:
+        raise gguf.error(f"{key} is malformed: {error}") from error
 
 
 def _backend(gguf: GGUF, build: Callable[[], models.BPE]) -> tokenizers.Tokenizer:

@@ -1,20 +1,29 @@
-"""SentencePiece vocabularies, wherever they are written: how they normalise a text and cut it into pieces."""
+"""SentencePiece vocabularies, wherever they are written: how they normalise a text and cut it into pieces.
+
+The text is normalised here and cut by the `tokenizers` library: its own way to normalise replaces characters that
+combine one by one, and fails where tokens are looked for in what was normalised.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
 
 import tokenizers
-from tokenizers import Regex, models, normalizers
+from tokenizers import AddedToken as BackendToken
+from tokenizers import models
 
+from chairlift.text.charsmap import Replacements
 from chairlift.text.pieces import Decoding
+from chairlift.text.specials import AddedToken, SpecialScanner
 
 SPACE = "\u2581"
 _NEVER = -1e6
 """Score of what is no text: any path over pieces of the text is better."""
+_SPACES = re.compile(" {2,}")
 
 
 class TokenType(IntEnum):
@@ -32,8 +41,8 @@ class TokenType(IntEnum):
 class SentencePiece:
     """Pieces with scores and types, by token id, and what is done to a text before it is cut.
 
-    In this order: `charsmap` (SentencePiece's table of replacements, compiled) is applied; `removes_spaces` leaves one
-    of several spaces in a row and none at the ends; `adds_space` puts one before the text.
+    In this order: `replacements` are made, except in user-defined pieces; `removes_spaces` leaves one of several
+    spaces in a row and none at the ends; `adds_space` puts one before the text.
     """
 
     kind: Literal["bpe", "unigram"]
@@ -43,7 +52,7 @@ class SentencePiece:
     unknown: int | None
     adds_space: bool = True
     removes_spaces: bool = False
-    charsmap: bytes = b""
+    replacements: Replacements | None = None
 
     @property
     def byte_fallback(self) -> bool:
@@ -51,52 +60,97 @@ class SentencePiece:
         names = frozenset(self.pieces)
         return all(f"<0x{byte:02X}>" in names for byte in range(256))
 
-    def decoding(self) -> Decoding:
-        return Decoding("text", ((SPACE, " "),), self.byte_fallback, strips_space=self.adds_space)
+    def cuts(self, token: int) -> bool:
+        """Whether this is a piece that texts are cut into, whatever else."""
+        return token < len(self.pieces) and self.types[token] in (TokenType.NORMAL, TokenType.USER_DEFINED)
 
-    def backend(self, *, adds_space: bool | None = None) -> tokenizers.Tokenizer:
-        """A backend without added tokens; `adds_space` overrules the vocabulary's own habit.
+    def decoding(self) -> Decoding:
+        return Decoding("text", ((SPACE, " "),), self.byte_fallback, self.adds_space or self.removes_spaces)
+
+    def normalizer(self, *, later_too: bool) -> TextNormalizer:
+        """What is done to a text; with `later_too` a space is put also before what follows a special token."""
+        user_defined = [
+            AddedToken(token, piece)
+            for token, (piece, kind) in enumerate(zip(self.pieces, self.types, strict=True))
+            if kind == TokenType.USER_DEFINED
+        ]
+        kept = SpecialScanner(user_defined) if user_defined and self.replacements is not None else None
+        return TextNormalizer(self.replacements, kept, self.removes_spaces, self.adds_space, later_too)
+
+    def backend(self) -> tokenizers.Tokenizer:
+        """What cuts a normalised text. Control pieces are spelled in it with a space, which no such text has.
 
         Raises:
             Exception: from the library, of any type: see `built`.
         """
-        backend = tokenizers.Tokenizer(self._bpe() if self.kind == "bpe" else self._unigram())
-        backend.normalizer = self._normalizer(self.adds_space if adds_space is None else adds_space)
+        hidden = (TokenType.CONTROL, TokenType.UNKNOWN)
+        names = [f" {piece}" if kind in hidden else piece for piece, kind in zip(self.pieces, self.types, strict=True)]
+        if self.kind == "unigram":
+            return tokenizers.Tokenizer(models.Unigram(self._scored(names), self.unknown, self.byte_fallback))
+        backend = tokenizers.Tokenizer(self._bpe(names))
+        backend.add_tokens(
+            [
+                BackendToken(piece, normalized=False)
+                for piece, kind in zip(self.pieces, self.types, strict=True)
+                if kind == TokenType.USER_DEFINED
+            ]
+        )
         return backend
 
-    def _bpe(self) -> models.BPE:
-        vocab = {piece: token for token, piece in enumerate(self.pieces)}
+    def _bpe(self, names: Sequence[str]) -> models.BPE:
         normal = {
             piece: score
             for piece, score, kind in zip(self.pieces, self.scores, self.types, strict=True)
             if kind == TokenType.NORMAL
         }
         return models.BPE(
-            vocab=vocab,
+            vocab={name: token for token, name in enumerate(names)},
             merges=merges_by_score(normal),
-            unk_token=None if self.unknown is None else self.pieces[self.unknown],
+            unk_token=None if self.unknown is None else names[self.unknown],
             fuse_unk=True,
             byte_fallback=self.byte_fallback,
         )
 
-    def _unigram(self) -> models.Unigram:
-        scored = [
-            (piece, float(score) if kind in (TokenType.NORMAL, TokenType.USER_DEFINED) else _NEVER)
-            for piece, score, kind in zip(self.pieces, self.scores, self.types, strict=True)
-        ]
-        return models.Unigram(scored, self.unknown, self.byte_fallback)
+    def _scored(self, names: Sequence[str]) -> list[tuple[str, float]]:
+        """A user-defined piece is likelier than anything, the longer the more, so that it is cut wherever it can be."""
+        scored = []
+        for name, score, kind in zip(names, self.scores, self.types, strict=True):
+            if kind == TokenType.USER_DEFINED:
+                scored.append((name, 0.1 * (len(name.encode()) - 1)))
+            else:
+                scored.append((name, float(score) if kind == TokenType.NORMAL else _NEVER))
+        return scored
 
-    def _normalizer(self, adds_space: bool) -> normalizers.Normalizer:
-        steps: list[normalizers.Normalizer] = []
-        if self.charsmap:
-            steps.append(normalizers.Precompiled(self.charsmap))
+
+@dataclass(frozen=True, slots=True)
+class TextNormalizer:
+    """From a text to what is cut into pieces: see `SentencePiece`. In `kept` tokens nothing is replaced."""
+
+    replacements: Replacements | None
+    kept: SpecialScanner | None
+    removes_spaces: bool
+    adds_space: bool
+    later_too: bool
+
+    def __call__(self, text: str, is_first: bool) -> str:
+        """A text, which begins the whole or follows a special token."""
+        normal = text if self.replacements is None else self._replaced(self.replacements, text)
         if self.removes_spaces:
-            steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
-            steps.append(normalizers.Replace(Regex(" {2,}"), " "))
-        if adds_space:
-            steps.append(normalizers.Prepend(SPACE))
-        steps.append(normalizers.Replace(" ", SPACE))
-        return normalizers.Sequence(steps) if len(steps) > 1 else steps[0]
+            normal = _SPACES.sub(" ", normal).strip(" ")
+        if text and self.adds_space and (is_first or self.later_too):
+            normal = " " + normal
+        normal = normal.replace(" ", SPACE)
+        return normal.rstrip(SPACE) if self.removes_spaces else normal
+
+    def _replaced(self, replacements: Replacements, text: str) -> str:
+        if self.kept is None:
+            return replacements.apply(text)
+        parts: list[str] = []
+        end = 0
+        for span in self.kept.find(text):
+            parts += (replacements.apply(text[end : span.start]), text[span.start : span.stop])
+            end = span.stop
+        return "".join(parts) + replacements.apply(text[end:])
 
 
 def merges_by_score(scores: Mapping[str, float]) -> list[tuple[str, str]]:

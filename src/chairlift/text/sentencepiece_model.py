@@ -16,12 +16,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import tokenizers
-from tokenizers import AddedToken as BackendToken
-
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, read_bytes, shown
-from chairlift.text.charsmap import charsmap_fault
+from chairlift.text.charsmap import Replacements
 from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, byte_of
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
@@ -47,33 +44,19 @@ def sentencepiece_tokenizer(path: Path, config: Mapping[str, Any], eos_token_ids
         raise InvalidModel(f"{where}: how {shown(name)} uses this file is not known; {HINT}")
     model = read_sentencepiece(path)
     added = _added(model, config, where)
-    ids = {token.text: token.id for token in added}
-    legacy = config.get("legacy") is not False
-    spellings = {token.id: token.text.replace(" ", SPACE) for token in added}
-
-    def backend(adds_space: bool) -> tokenizers.Tokenizer:
-        made = model.backend(adds_space=adds_space)
-        made.add_tokens(
-            [
-                BackendToken(
-                    spellings[token.id], special=token.special, normalized=not (token.special or model.adds_space)
-                )
-                for token in sorted(added, key=lambda token: token.id)
-            ]
-        )
-        made.encode_special_tokens = True
-        return made
-
-    first = built(lambda: backend(model.adds_space), where)
-    later = first if legacy or not model.adds_space else built(lambda: backend(False), where)
-    if any(first.token_to_id(spelling) != token for token, spelling in spellings.items()):
+    fresh = [token for token in added if token.id >= len(model.pieces)]
+    if any(token.id >= len(model.pieces) + len(fresh) for token in fresh):
         raise InvalidModel(f"{where}: the ids of the added tokens leave gaps; {HINT}")
+    ids = {token.text: token.id for token in added}
+    backend = built(model.backend, where)
     bos, eos = (_named(config, name, ids, fallback) for name, fallback in (("bos_token", "<s>"), ("eos_token", "</s>")))
     return Tokenizer(
-        first,
-        later,
+        backend,
+        backend,
         added,
         model.decoding(),
+        normalize=model.normalizer(later_too=config.get("legacy") is not False),
+        words=[token for token in added if not token.special and not model.cuts(token.id)],
         prefix=[bos] if bos is not None and config.get("add_bos_token") is not False else [],
         suffix=[eos] if eos is not None and config.get("add_eos_token") is True else [],
         bos_token_id=bos,
@@ -118,11 +101,12 @@ def read_sentencepiece(path: Path) -> SentencePiece:
         raise InvalidModel(f"{where}: two pieces are spelled alike, or one not at all")
     if kind is None or suffix or not escapes:
         raise InvalidModel(f"{where}: this kind of SentencePiece model is not supported; {HINT}")
-    fault = charsmap_fault(charsmap) if charsmap else None
-    if fault is not None:
-        raise InvalidModel(f"{where}: its table of replacements is malformed: {fault}")
+    try:
+        replacements = Replacements(charsmap) if charsmap else None
+    except ValueError as error:
+        raise InvalidModel(f"{where}: its table of replacements is malformed: {error}") from error
     unknown = types.index(TokenType.UNKNOWN) if TokenType.UNKNOWN in types else None
-    return SentencePiece(kind, pieces, scores, types, unknown, adds, removes, charsmap)
+    return SentencePiece(kind, pieces, scores, types, unknown, adds, removes, replacements)
 
 
 def _added(model: SentencePiece, config: Mapping[str, Any], where: str) -> list[AddedToken]:

@@ -24,7 +24,9 @@ class Tokenizer:
     """One model's vocabulary. Thread-safe.
 
     `first` encodes the beginning of a text and `later` what follows a special token: they differ in vocabularies that
-    put a space before the text as a whole. `prefix` and `suffix` are the tokens that surround a text.
+    put a space before the text as a whole. `normalize` is what is done to a text before the backend gets it, told
+    whether the text begins the whole; `words` are added tokens that the backend does not know and any text may spell.
+    `prefix` and `suffix` are the tokens that surround a text.
     """
 
     def __init__(
@@ -34,6 +36,8 @@ class Tokenizer:
         added: Iterable[AddedToken],
         decoding: Decoding,
         *,
+        normalize: Callable[[str, bool], str] | None = None,
+        words: Sequence[AddedToken] = (),
         prefix: Sequence[int] = (),
         suffix: Sequence[int] = (),
         bos_token_id: int | None = None,
@@ -44,6 +48,8 @@ class Tokenizer:
         self._later = later
         self._added = {token.id: token for token in added}
         self._decoding = decoding
+        self._normalize = normalize
+        self._words = SpecialScanner(words) if words else None
         self._prefix = list(prefix)
         self._suffix = list(suffix)
         self.vocab_size = max(first.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
@@ -89,7 +95,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: see `encode`.
         """
-        return self._encode_text(self._later, text)
+        return self._encode_text(text, is_first=False)
 
     def encode_spans(self, text: str, spans: Sequence[Span]) -> list[int]:
         """The tokens of a text in which exactly `spans` (in order, apart) are special tokens; none is added.
@@ -97,18 +103,7 @@ class Tokenizer:
         Raises:
             InvalidRequest: see `encode`.
         """
-        if not spans:
-            return self._encode_text(self._first, text)
-        ids: list[int] = []
-        end = 0
-        for span in spans:
-            if end < span.start:
-                ids += self._encode_text(self._later if end else self._first, text[end : span.start])
-            ids.append(span.id)
-            end = span.stop
-        if end < len(text):
-            ids += self._encode_text(self._later, text[end:])
-        return ids
+        return self._around(text, spans, self._encode_text, is_first=True)
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True, continuation: bool = False) -> str:
         """The text of tokens; bytes that are no UTF-8 become U+FFFD.
@@ -147,26 +142,64 @@ class Tokenizer:
         added = self._added.get(token) if token is not None else None
         return added.text if added is not None else None
 
-    def _encode_text(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    def _around(
+        self, text: str, spans: Sequence[Span], encode: Callable[[str, bool], list[int]], is_first: bool
+    ) -> list[int]:
+        """The tokens of `spans`, and of what stands between them."""
+        if not spans:
+            return encode(text, is_first)
+        ids: list[int] = []
+        end = 0
+        for span in spans:
+            if end < span.start:
+                ids += encode(text[end : span.start], is_first and not end)
+            ids.append(span.id)
+            end = span.stop
+        if end < len(text):
+            ids += encode(text[end:], False)
+        return ids
+
+    def _encode_text(self, text: str, is_first: bool) -> list[int]:
+        if self._words is None:
+            return self._encode_plain(text, is_first)
+        return self._around(text, self._words.find(text), self._encode_plain, is_first)
+
+    def _encode_plain(self, text: str, is_first: bool) -> list[int]:
         try:
-            ids = _encode(backend, text)
+            ids = self._encode(text, is_first)
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequest("text must not hold half a surrogate pair") from error
         if not self._never_text.isdisjoint(ids):
-            ids = self._encode_apart(backend, text)
+            ids = self._encode_apart(text, is_first)
         return ids
 
-    def _encode_apart(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    def _encode_apart(self, text: str, is_first: bool) -> list[int]:
         """Encode a text whose merges spell out a special token: cut in two wherever it is spelled."""
         ids: list[int] = []
         end = 0
         for span in self.scanner.find(text):
-            ids += _encode(backend if not end else self._later, text[end : span.start + 1])
+            ids += self._encode(text[end : span.start + 1], is_first and not end)
             end = span.start + 1
-        ids += _encode(backend if not end else self._later, text[end:])
+        ids += self._encode(text[end:], is_first and not end)
         if not self._never_text.isdisjoint(ids):
             raise InvalidRequest("the text cannot be told from the model's special tokens")
         return ids
+
+    def _encode(self, text: str, is_first: bool) -> list[int]:
+        """Token ids of plain text. A long text goes through the batch call, which lets other Python threads run."""
+        backend = self._first if is_first else self._later
+        if self._normalize is not None:
+            text = self._normalize(text, is_first)
+        try:
+            if len(text) < LONG_TEXT_CHARS:
+                return backend.encode(text, add_special_tokens=False).ids
+            return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except Exception:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            raise InvalidRequest("the model's tokenizer cannot encode this text") from error
 
     def _make_bytes(self, token: int) -> bytes:
         added = self._added.get(token)
@@ -191,10 +224,3 @@ def built(build: Callable[[], tokenizers.Tokenizer], where: str) -> tokenizers.T
         raise
     except BaseException as error:
         raise InvalidModel(f"{where}: the tokenizer cannot be built: {shown(error)}") from error
-
-
-def _encode(backend: tokenizers.Tokenizer, text: str) -> list[int]:
-    """Token ids of plain text. A long text goes through the batch call, which lets other Python threads run."""
-    if len(text) < LONG_TEXT_CHARS:
-        return backend.encode(text, add_special_tokens=False).ids
-    return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
