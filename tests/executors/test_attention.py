@@ -26,8 +26,9 @@ SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_size=64)
         AttentionShape(8, 1, 128, sliding_window=11),
         AttentionShape(2, 1, 32, scale=1.0),
         AttentionShape(2, 1, 256, scale=1 / 256),
+        AttentionShape(8, 2, 64, sliding_window=11, has_sinks=True),
     ],
-    ids=["3:1", "1:1", "window", "large scale", "small scale"],
+    ids=["3:1", "1:1", "window", "large scale", "small scale", "sinks"],
 )
 def test_passes(hint: str, cache: str, tolerance: float, shape: AttentionShape) -> None:
     self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": cache}, shape, tolerance)
@@ -43,6 +44,14 @@ def test_wrong_values_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "paged_attention", windowed)
     with pytest.raises(InvalidOption, match=r"OpenVINO 2026\.4.* computes paged attention wrongly .* off by"):
         self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8"}, SHAPE, 0.12)
+
+
+def test_sinks_that_are_left_out_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: Any = attention.paged_attention
+    monkeypatch.setattr(attention, "paged_attention", lambda *inputs: built(*inputs[:6]))
+    shape = AttentionShape(6, 2, 64, has_sinks=True)
+    with pytest.raises(InvalidOption, match="computes paged attention wrongly"):
+        self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "u8"}, shape, 0.12)
 
 
 def test_a_refusal_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,27 +6,15 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
 
 from chairlift.core.errors import InvalidModel
 from chairlift.executors.forward import ReferenceModel, empty_caches, weights_of
-from chairlift.executors.loading import LoadedBytes
-from chairlift.executors.openvino.graph import is_expert, pack_layers, weight_kinds
-from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena
-from chairlift.models import Int8Groups, Model, ModelConfig, ModelFiles, Rope, open_model, resolve, to_float32, to_int8
-from chairlift.models.quantize import int8_bytes
-from executors.families import (
-    NUM_TOKENS,
-    POSITIONS,
-    expected,
-    tokens_of,
-    write_checkpoint,
-    write_mxfp4_checkpoint,
-)
+from chairlift.models import Model, ModelConfig, ModelFiles, Rope, open_model, resolve, to_float32
+from executors.families import NUM_TOKENS, POSITIONS, expected, tokens_of, write_checkpoint
 from executors.gguf_families import NAMES, metadata_of, tensors_of, write_gguf_checkpoint
 from models.test_mutants import run
 from models.writers import encode, write_gguf
@@ -153,76 +141,3 @@ def test_metadata_refused(name: str, change: dict[str, object], message: str, tm
     with pytest.raises(InvalidModel) as error:
         open_model(resolve(str(path)))
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.long)])
-@pytest.mark.parametrize("form", ["folder", "gguf"])
-def test_mutants_in_mxfp4(form: Literal["folder", "gguf"], count: int, tmp_path: Path) -> None:
-    if form == "gguf":
-        path = damaged = write_gguf_checkpoint("gpt-oss", tmp_path / "m.gguf", "MXFP4")
-        header_bytes = 6000
-    else:
-        path = write_mxfp4_checkpoint("gpt-oss", tmp_path / "m")
-        damaged = path / "model.safetensors"
-        header_bytes = 8 + int.from_bytes(damaged.read_bytes()[:8], "little")
-    assert run(ModelFiles("m", path, form), damaged, count, header_bytes) > count // 3
-
-
-# ---------------------------------------------------------------- experts in MXFP4, and in a tensor each
-
-
-@pytest.fixture(scope="module", params=["folder", "file"])
-def mxfp4(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """GPT-OSS as it is shipped, and as it is converted."""
-    folder: Path = tmp_path_factory.mktemp("mxfp4")
-    if request.param == "folder":
-        return open_model(resolve(str(write_mxfp4_checkpoint("gpt-oss", folder / "m"))))
-    return open_model(resolve(str(write_gguf_checkpoint("gpt-oss", folder / "m.gguf", "MXFP4"))))
-
-
-def test_mxfp4_holds_the_weights(mxfp4: Model, both: Callable[[str], tuple[Model, Model]]) -> None:
-    plain, _ = both("gpt-oss")
-    assert mxfp4.config.swiglu_limit == plain.config.swiglu_limit and not mxfp4.config.rope.truncate
-    assert set(mxfp4.weights.names) == set(plain.weights.names)
-    for key in plain.weights.names:
-        own, wanted = mxfp4.weights.tensor(key), to_float32(plain.weights.tensor(key))
-        np.testing.assert_array_equal(to_float32(own), wanted, key)
-        if is_expert(key) and own.rows > 1:
-            np.testing.assert_array_equal(to_int8(own, group=32).to_float32(), wanted, key)
-            assert int8_bytes(own, 32) == own.rows * own.cols * (1 + 4 / 32)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_mxfp4_is_exact_wherever_four_or_eight_bits_are_asked_for(mxfp4: Model, dtype: Dtype) -> None:
-    """And gate and up lie in turns, as the product wants them."""
-    kinds = weight_kinds(mxfp4, dtype)
-    assert {kinds[key] for key in mxfp4.weights.names if is_expert(key) and "bias" not in key} == {(dtype, 32)}
-    layers = pack_layers(mxfp4, dtype, Arena(), LoadedBytes(1, None))
-    names = next(names for names in layers if names[0] == "layers.1.experts.0.gate")
-    weight = layers[names]
-    assert isinstance(weight, Int8Groups)
-    rows = weight.to_float32().reshape(mxfp4.config.num_experts, -1, mxfp4.config.hidden_size)
-    for expert in range(mxfp4.config.num_experts):
-        for turn, part in enumerate(("gate", "up")):
-            wanted = to_float32(mxfp4.weights.tensor(f"layers.1.experts.{expert}.{part}"))
-            np.testing.assert_array_equal(rows[expert, turn::2], wanted)
-
-
-def test_experts_in_a_tensor_each(both: Callable[[str], tuple[Model, Model]], tmp_path: Path) -> None:
-    """As files of Mixtral were written before there were tensors of three dimensions for all."""
-    tensors = {}
-    for key, numbers in tensors_of("mixtral").items():
-        if "_exps" not in key:
-            tensors[key] = encode(numbers, "F32")
-        for n in range(len(numbers) if "_exps" in key else 0):
-            tensors[key.replace("_exps", f".{n}")] = encode(numbers[n], "F32")
-    path = write_gguf(tmp_path / "m.gguf", metadata_of("mixtral"), tensors)
-    model, (folder, _) = open_model(resolve(str(path))), both("mixtral")
-    assert set(model.weights.names) == set(folder.weights.names)
-    for key in folder.weights.names:
-        np.testing.assert_array_equal(
-            to_float32(model.weights.tensor(key)), to_float32(folder.weights.tensor(key)), key
-        )
-    del tensors["blk.1.ffn_up.2.weight"]
-    with pytest.raises(InvalidModel, match=r"blk\.1\.ffn_up_exps\.weight is missing"):
-        open_model(resolve(str(write_gguf(tmp_path / "m.gguf", metadata_of("mixtral"), tensors))))

@@ -23,8 +23,10 @@ Floats = NDArray[np.float32]
 
 _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
 """What the sixteen halves of IQ4 stand for."""
-E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice what the sixteen halves of MXFP4 stand for: integers."""
+E2M1_PAIRS = np.stack((np.tile(_E2M1_DOUBLED, 16), np.repeat(_E2M1_DOUBLED, 16)), axis=1)
+"""The same of the halves of every byte, the low one first, `[256, 2]`."""
 
 
 def _e8m0_halved() -> Floats:
@@ -166,7 +168,11 @@ def _iq4_nl(blocks: Bytes) -> Grid:
 
 
 def _mxfp4(blocks: Bytes) -> Grid:
-    return Grid(E2M1_DOUBLED[_as_bytes(_halves(blocks, 1), 1)], E8M0_HALVED[blocks[:, :1]])
+    codes = _halves(blocks, 1).view(np.uint16)  # two numbers each, one a byte
+    codes |= codes >> np.uint16(4)
+    codes &= np.uint16(255)
+    numbers = np.take(E2M1_PAIRS.view(np.uint16)[:, 0], codes)
+    return Grid(numbers.reshape(len(blocks), -1).view(np.int8)[:, None], E8M0_HALVED[blocks[:, :1]])
 
 
 # ---------------------------------------------------------------- blocks of 256

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from chairlift.models.grids import E2M1_DOUBLED, E8M0_HALVED, Grid, GridShape
+from chairlift.models.grids import E2M1_PAIRS, E8M0_HALVED, Grid, GridShape
 from chairlift.models.tensor import Encoding, Scaling, Tensor
 
 Bytes = NDArray[np.uint8]
@@ -84,9 +84,9 @@ def _e2m1_rows(tensor: Tensor, scaling: Scaling, first: int, last: int) -> Grid:
     begin = scaling.first_row + first * tensor.step
     rows = slice(begin, begin + (last - first) * tensor.step, tensor.step)
     pairs = _stored(tensor, scaling.num_rows, np.uint8)[rows]
-    halves = np.stack((pairs & np.uint8(15), pairs >> np.uint8(4)), axis=-1)
     scales = E8M0_HALVED[_stored(scaling.scales, scaling.num_rows, np.uint8)[rows]]
-    return Grid(E2M1_DOUBLED[halves].reshape(last - first, scales.shape[1], -1), scales)
+    numbers = np.take(E2M1_PAIRS.view(np.uint16)[:, 0], pairs).view(np.int8)
+    return Grid(numbers.reshape(last - first, scales.shape[1], -1), scales)
 
 
 def packed_rows(tensor: Tensor, first: int, last: int) -> Grid | None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from chairlift.executors.openvino.graph import GROUPS, product_names
+from chairlift.executors.openvino.graph import GROUPS, product_names, weight_kinds
 from chairlift.executors.openvino.options import AskedDtype, Dtype
 from chairlift.models import Model, Tensor, to_float32, to_int8
 
@@ -52,8 +52,9 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     if asked != "auto":
         return WeightChoice(asked or "int8")
     products = [*product_names(model), ("head",)]
+    kinds = weight_kinds(model, "int8")
     errors = {
-        parts: max(rounding_error(model.weights.tensor(name)) for name in parts[:: -(-len(parts) // 8)])
+        parts: max(rounding_error(model.weights.tensor(name), kinds[name][1]) for name in parts[:: -(-len(parts) // 8)])
         for parts in products  # of many experts eight
     }
     wide = {parts: error for parts, error in errors.items() if error > MAX_ROUNDING_ERROR}
@@ -67,7 +68,7 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     return WeightChoice("int8", frozenset(name for parts in wide for name in parts), HEAD_GROUP, reason)
 
 
-def rounding_error(tensor: Tensor) -> float:
+def rounding_error(tensor: Tensor, group: int = GROUPS["int8"]) -> float:
     """Root mean square of what int8 in groups changes, relative to that of the numbers less the largest of each group.
 
     The largest one sets the step of its group and hardly changes itself; where it is far larger than the others, they
@@ -80,7 +81,7 @@ def rounding_error(tensor: Tensor) -> float:
     changed, others = 0.0, 0.0
     for first in dict.fromkeys(starts.tolist()):
         rows = replace(tensor.rows_between(first, count), interleaved_heads=0)
-        rounded, exact = to_int8(rows, group=GROUPS["int8"]), to_float32(rows)
+        rounded, exact = to_int8(rows, group=group), to_float32(rows)
         squares = np.square(exact, dtype=np.float64).reshape(rounded.values.shape)
         changed += float(np.square(rounded.to_float32() - exact, dtype=np.float64).sum())
         others += float(squares.sum() - squares.max(axis=2).sum())
