@@ -169,11 +169,6 @@ def test_parts_of_type_text_are_one_text() -> None:
     assert asked.prompts == [ChatPrompt(messages=[{"role": "user", "content": "ab"}])]
 
 
-def test_a_developer_is_the_system() -> None:
-    asked = chat(messages=[{"role": "developer", "content": "x"}])
-    assert asked.prompts == [ChatPrompt(messages=[{"role": "system", "content": "x"}])]
-
-
 @pytest.mark.parametrize(
     "message",
     [

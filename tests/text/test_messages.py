@@ -103,9 +103,14 @@ def test_c2_malformed_template_arguments(kwargs: Any) -> None:
     assert caught.value.param == "chat_template_kwargs"
 
 
+def test_a_developer_is_the_system() -> None:
+    told = conversation_of([{"role": "developer", "content": "x"}]).messages
+    assert told == [{"role": "system", "content": "x"}]
+
+
 def test_parts_are_joined() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert conversation_of([{"role": "user", "content": content}]).messages == [{"role": "user", "content": "a\nb"}]
+    assert conversation_of([{"role": "user", "content": content}]).messages == [{"role": "user", "content": "ab"}]
 
 
 def test_calls_get_their_arguments_as_objects() -> None:

@@ -54,6 +54,23 @@ def test_arguments_are_written_whichever_way_a_template_takes_them(arguments: st
     assert template.render(turns) == f"user;assistantf {written};"
 
 
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ tools | tojson }}", '[{"type": "function", "function": {"name": "f"}}]'),
+        ("{% for t in tools %}{{ t.function.name + t.function.description }}{% endfor %}", "f"),
+        ("{% for t in tools %}{{ t.function.parameters.properties | tojson }}{% endfor %}", "{}"),
+    ],
+)
+def test_what_a_tool_leaves_out_is_added_where_a_template_needs_it(source: str, written: str) -> None:
+    template = ChatTemplate(source)
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+    assert template.render([{"role": "user", "content": "a"}], tools=tools) == written
+    full = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {}}}}
+    rendered = template.render([{"role": "user", "content": "a"}], tools=[{"type": "function", "function": full}])
+    assert '"x"' in rendered or rendered == "fd"
+
+
 def test_sums_are_of_numbers_and_formats_are_bounded() -> None:
     user = [{"role": "user", "content": "a"}]
     for source in ("{{ [[1], [2]] | sum(start=[]) }}", "{{ ['a'] | sum }}", "{{ '%9999d' | format(1) }}"):

@@ -8,9 +8,6 @@ from chairlift.server.bounds import ROLES
 from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.protocol import ContentPart, Message, ToolCall
 
-_SAME_ROLES = {"developer": "system"}
-"""The newer name of a role that chat templates know by the older one."""
-
 
 def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:
     """Messages as a chat template takes them; what their texts hold is checked when they are rendered.
@@ -34,7 +31,7 @@ def _template_message(message: Message, field: str) -> dict[str, Any]:
     if message.content is None and not (message.role == "assistant" and message.tool_calls):
         raise bad_request(f"{field}.content must not be empty", "messages")
     told: dict[str, Any] = {
-        "role": _SAME_ROLES.get(message.role, message.role),
+        "role": message.role,
         "content": _text(message.content, field),
     }
     if message.name:

@@ -29,6 +29,9 @@ MARKS = range(0xE000, 0xF900)
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
 
+_NO_ARGUMENTS: dict[str, Any] = {"description": "", "parameters": {"type": "object", "properties": {}}}
+"""What a function is that is said no more of than its name."""
+
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
 
@@ -65,6 +68,7 @@ class ChatTemplate:
         self._guards: WeakKeyDictionary[Tokenizer, SpecialGuard] = WeakKeyDictionary()
         self._try()
         self._writes_text_arguments = self._wants_text_arguments()
+        self._needed_of_tools = self._wanted_of_tools()
 
     def render(
         self,
@@ -121,6 +125,8 @@ class ChatTemplate:
                 for call in message.get("tool_calls", ()):
                     function = call["function"]
                     function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
+        for tool in conversation.tools or () if self._needed_of_tools else ():
+            tool["function"] = {"name": "", **self._needed_of_tools, **tool["function"]}
         return conversation
 
     def _wants_text_arguments(self) -> bool:
@@ -131,21 +137,36 @@ class ChatTemplate:
         if "tool_calls" not in self.tool_source:
             return False
 
-        template = self._templates.get(TOOL_TEMPLATE, self._templates[DEFAULT_TEMPLATE])
-
         def written(arguments: object) -> str:
             call = {"type": "function", "id": "abcdefghi", "function": {"name": "f", "arguments": arguments}}
             turns: list[dict[str, Any]] = [
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
             ]
-            try:
-                return self._environment.rendered(template, self._variables(turns, False), Meter(self._bounds))
-            except Exception:  # a template can fail in as many ways as a program
-                return ""
+            return self._tried(turns, None) or ""
 
         as_object, as_text = written({"needle": "x"}), written('{"needle": "x"}')
         return '"needle"' in as_text and (not as_object or "'needle'" in as_object)
+
+    def _wanted_of_tools(self) -> dict[str, Any]:
+        """What may be left out of a tool but makes the template fail then: its description, its parameters."""
+        if "tools" not in self.tool_source:
+            return {}
+
+        def fails_without(*names: str) -> bool:
+            function = {"name": "f"} | {name: value for name, value in _NO_ARGUMENTS.items() if name not in names}
+            turns = [{"role": "user", "content": "a"}]
+            return self._tried(turns, [{"type": "function", "function": function}]) is None
+
+        return {} if fails_without() else {name: _NO_ARGUMENTS[name] for name in _NO_ARGUMENTS if fails_without(name)}
+
+    def _tried(self, turns: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
+        """What the template for requests with tools makes of a conversation; None if it fails."""
+        template = self._templates.get(TOOL_TEMPLATE, self._templates[DEFAULT_TEMPLATE])
+        try:
+            return self._environment.rendered(template, self._variables(turns, False, tools), Meter(self._bounds))
+        except Exception:  # a template can fail in as many ways as a program
+            return None
 
     def _render(
         self, conversation: Conversation, add_generation_prompt: bool, originals: Mapping[int, int] | None = None

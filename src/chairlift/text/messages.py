@@ -13,6 +13,9 @@ from chairlift.core.errors import InvalidRequest
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
 """A closed list, since templates write roles next to their special tokens: a role of one's own could complete one."""
 
+_SAME_ROLES = {"developer": "system"}
+"""The newer name of a role: most templates know the older one only, and would leave such a message out unseen."""
+
 MAX_MESSAGES = 10_000
 MAX_CHARS = 1 << 20
 """Of all strings of a conversation together."""
@@ -40,8 +43,8 @@ class Conversation:
 def conversation_of(messages: object, tools: object = None, kwargs: object = None) -> Conversation:
     """Check a conversation.
 
-    Content parts are joined by newlines. Arguments of tool calls, JSON in a string, become the object that templates
-    expect. Fields of a message that no template knows are left out.
+    Content parts are joined as they are: they were one text before a client split them. Arguments of tool calls, JSON
+    in a string, become the object that templates expect. Fields of a message that no template knows are left out.
 
     Raises:
         InvalidRequest: with the field, if anything has the wrong type or is too large.
@@ -87,6 +90,7 @@ def _message(message: Any, where: str, size: _Size) -> dict[str, Any]:
     if not isinstance(role, str) or role not in ROLES:
         raise InvalidRequest(f"{where}.role must be one of {', '.join(sorted(ROLES))}", f"{where}.role")
     calls = message.get("tool_calls")
+    role = _SAME_ROLES.get(role, role)
     checked: dict[str, Any] = {"role": role}
     content = message.get("content")
     if content is None and role != "assistant":
@@ -130,7 +134,7 @@ def _content(content: Any, where: str, size: _Size) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where}[{index}].text must be a string", where)
         texts.append(size.add(text, where))
-    return "\n".join(texts)
+    return "".join(texts)
 
 
 def _tool_call(call: Any, where: str, size: _Size) -> dict[str, Any]:
