@@ -277,15 +277,19 @@ def parsed(values: dict[str, Any]) -> ModelConfig:
     return family_of_json(values, "config.json").read_json(values, "config.json")
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_published_configs(name: str) -> None:
-    values, wanted = PUBLISHED[name]
-    got = parsed(values)
+def check(got: ModelConfig, wanted: dict[str, Any]) -> None:
+    """A config has these values, by their paths in it."""
     for path, value in wanted.items():
         found: Any = got
         for part in path.split("."):
             found = getattr(found, part)
         assert found == value, path
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_configs(name: str) -> None:
+    values, wanted = PUBLISHED[name]
+    check(parsed(values), wanted)
 
 
 def test_gpt_oss_that_says_nothing_is_the_published_one() -> None:
@@ -310,6 +314,74 @@ def test_bases_of_both_kinds_of_layers() -> None:
     got = parsed(values)
     assert got.local_rope is not None
     assert (got.rope.theta, got.rope.factor, got.local_rope.theta, got.local_rope.scaling) == (1e6, 8.0, 1e4, "none")
+
+
+UNSAID: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {"max_model_len": 2048, "num_kv_heads": 8, "rope.theta": 1e4, "norm_eps": 1e-6},
+    "MistralForCausalLM": {"max_model_len": 131072, "num_kv_heads": 8, "sliding_window": 4096},
+    "MixtralForCausalLM": {"max_model_len": 131072, "num_kv_heads": 8, "sliding_window": None, "rope.theta": 1e6},
+    "SmolLM3ForCausalLM": {"max_model_len": 32768, "num_kv_heads": 4, "rope.theta": 2e6, "tie_embeddings": True},
+    "Qwen2ForCausalLM": {"max_model_len": 32768, "sliding_window": None, "head_size": 64},
+    "Qwen3ForCausalLM": {"max_model_len": 32768, "sliding_window": None, "head_size": 128},
+    "Qwen3MoeForCausalLM": {"max_model_len": 32768, "num_kv_heads": 4, "head_size": 64, "num_experts": 128},
+    "Gemma3ForCausalLM": {"max_model_len": 131072, "num_kv_heads": 4, "head_size": 256, "local_rope.theta": 1e4},
+    "Phi3ForCausalLM": {"max_model_len": 4096, "sliding_window": None, "norm_eps": 1e-5},
+    "Olmo3ForCausalLM": {"max_model_len": 2048, "sliding_window": 4096, "rope.theta": 5e5, "norm_eps": 1e-5},
+    "GraniteForCausalLM": {"attention_scale": 1.0, "embedding_scale": 1.0, "logit_scale": 1.0},
+    "StableLmForCausalLM": {"max_model_len": 4096, "rope.dim": 16, "attention_bias": False, "norm_eps": 1e-5},
+}
+"""What a config of each class means where it says nothing but sizes. Source: the classes of transformers 5.24."""
+
+
+@pytest.mark.parametrize("architecture", UNSAID)
+def test_what_a_config_does_not_say(architecture: str) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 8}
+    check(parsed({"architectures": [architecture], "vocab_size": 128, **sizes}), UNSAID[architecture])
+
+
+def test_the_text_part_of_a_model_for_pictures_may_be_all_usual() -> None:
+    """What is written of it are differences."""
+    mistral = parsed({"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {"hidden_size": 5120}})
+    check(mistral, {"hidden_size": 5120, "num_layers": 32, "num_kv_heads": 8, "vocab_size": 32000, "head_size": 160})
+    gemma = parsed({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {}})
+    check(gemma, {"hidden_size": 2304, "num_layers": 26, "intermediate_size": 9216, "vocab_size": 262208})
+
+
+SMALL = (64, 64, 4, 4, 4, 128)
+LONG = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+TWO_WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "stretched later": (
+        config("Qwen3ForCausalLM", SMALL, rope_parameters={"rope_type": "default"}, rope_theta=1e6,
+               rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}),
+        {"rope.scaling": "yarn", "rope.theta": 1e6, "max_model_len": 131072},
+    ),
+    "nothing added": (
+        config("LlamaForCausalLM", SMALL, rope_parameters={"rope_theta": 5e5}, rope_scaling={}),
+        {"rope.scaling": "none", "rope.theta": 5e5},
+    ),
+    "stretched later, of two": (
+        config("Gemma3ForCausalLM", SMALL, rope_scaling={"rope_type": "linear", "factor": 8},
+               rope_parameters={"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 2e4}}),
+        {"rope.scaling": "linear", "rope.theta": 5e5, "local_rope.theta": 2e4, "local_rope.scaling": "none"},
+    ),
+    "stretched, of the usual base": (
+        config("Gemma3ForCausalLM", SMALL, rope_parameters={
+            "full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "linear", "factor": 2}}),
+        {"rope.theta": 1e6, "local_rope.scaling": "linear", "local_rope.theta": 1e4, "local_rope.factor": 2.0},
+    ),
+    "the outer of two contexts": (
+        config("Phi3ForCausalLM", (3072, 64, 4, 32, 32, 128), max_position_embeddings=131072,
+               original_max_position_embeddings=4096,
+               rope_scaling={"type": "longrope", "original_max_position_embeddings": 8192, **LONG}),
+        {"rope.original_max_model_len": 4096, "rope.amplitude": pytest.approx(1.1902381)},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWO_WAYS)
+def test_two_ways_to_say_how_a_model_turns(name: str) -> None:
+    values, wanted = TWO_WAYS[name]
+    check(parsed(values), wanted)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from chairlift.models.config import ModelConfig, all_but_every
 from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.gguf_config import Metadata, sliding_pattern
-from chairlift.models.hf_config import rope_fields, rope_from_json, sliding_layers
+from chairlift.models.hf_config import rope_from_json, sliding_layers
 from chairlift.models.rope import Rope
 
 
@@ -156,11 +156,10 @@ def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[R
 
     `local_theta` is the field that has the base of the latter in older files.
     """
-    both, context = rope_fields(fields), config.max_model_len
-    full = both.fields("full_attention") or both
-    local = both.fields("sliding_attention")
-    if local is None or local.get("rope_theta") is None:
-        local = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
+    both, context = fields.fields("rope_parameters") or Fields({}, fields.where), config.max_model_len
+    full = (both.fields("full_attention") or both).overruled_by(fields.fields("rope_scaling"))
+    usual = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
+    local = usual.overruled_by(both.fields("sliding_attention"))
     original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
     ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
     return next(ropes), next(ropes)

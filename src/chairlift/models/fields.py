@@ -62,6 +62,10 @@ class Fields:
             raise self.error(f"{key} must be an object")
         return Fields(value, f"{self.where}: {key}")
 
+    def overruled_by(self, other: Fields | None) -> Fields:
+        """These, but for those that another object has too."""
+        return self if other is None else Fields({**self._values, **other._values}, other.where)
+
     def has(self, key: str) -> bool:
         """It is there, be it as null."""
         return key in self._values

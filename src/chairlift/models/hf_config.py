@@ -94,8 +94,15 @@ def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
 
 
 def rope_fields(fields: Fields) -> Fields:
-    """What is said of the rotation: `rope_parameters` of transformers 5, or `rope_scaling` of older files."""
-    return fields.fields("rope_parameters") or fields.fields("rope_scaling") or Fields({}, fields.where)
+    """What is said of the rotation: `rope_parameters` of transformers 5, or `rope_scaling` of older files.
+
+    Where both are there, somebody has stretched a newer model as its card says, and the latter is meant.
+    """
+    for key in ("rope_scaling", "rope_parameters"):
+        said = fields.fields(key)
+        if said is not None and said.names:
+            return said
+    return Fields({}, fields.where)
 
 
 def rope_from_json(fields: Fields, scaling: Fields, head_size: int, max_model_len: int) -> Rope:
@@ -114,7 +121,7 @@ def rope_from_json(fields: Fields, scaling: Fields, head_size: int, max_model_le
     if dim < 2 or dim % 2:
         raise fields.error(f"partial_rotary_factor: {dim} numbers of a head cannot be rotated in pairs")
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    original = fields if scaling.get("original_max_position_embeddings") is None else scaling
+    original = scaling if fields.get("original_max_position_embeddings") is None else fields
     original_len = original.integer("original_max_position_embeddings", 2, MAX_CONTEXT, max(max_model_len, 2))
     match kind:
         case "default":
