@@ -218,6 +218,13 @@ LARGE = [
     "{{ '{:1000000000}'.format(1) }}",
     "{{ '{:{w}}'.format(1, w=1000000000) }}",
     "{{ 'x' | center(1000000000) }}",
+    "{{ [1] | batch(1000000000, 'x') | list }}",
+    "{{ [1] | slice(1000000000, 'x') | list }}",
+    "{{ [1, 2] | batch(-1) | list }}",
+    "{% set x = namespace(s=1) %}{% for i in range(64) %}{% set x.s = [x.s, x.s] %}{% endfor %}"
+    "{{ [{'a': x.s}, {'a': x.s}] | groupby('a') }}",
+    "{{ cycler().next() }}{{ cycler.__init__ }}",
+    "{{ joiner('x').used }}{{ joiner.__class__ }}",
     "{{ 'x'.center(1000000000) }}",
     "{{ 'x'.ljust(1000000000) }}",
     "{{ 'x'.zfill(1000000000) }}",

@@ -18,7 +18,7 @@ from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Namespace
 from jinja2.visitor import NodeTransformer
 
 from chairlift.text.meter import Bounds, Meter, RenderLimit
@@ -49,6 +49,8 @@ _ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
         "revindex0",
     })),
     (Macro, frozenset({"arguments", "caller", "name"})),
+    (Cycler, frozenset({"current", "next", "reset"})),
+    (tuple, frozenset({"grouper", "list"})),
 )  # fmt: skip
 
 MAX_NUMBER_BITS = 1024

@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from jinja2 import Undefined, pass_context
 from jinja2.exceptions import TemplateError
-from jinja2.filters import FILTERS
+from jinja2.filters import FILTERS, sync_do_slice
 from jinja2.runtime import Context
 from jinja2.tests import TESTS
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Joiner, Namespace
 
 from chairlift.text.meter import Meter, RenderLimit
 
@@ -22,10 +22,12 @@ METER = "the meter"
 LONG_TEXT_CHARS = 1024
 MAX_INDENT = 64
 MAX_RANGE = 100_000
+MAX_WIDTH = 1000
+"""Of a row that is filled up."""
 
 _TESTS = (
-    *("boolean", "callable", "defined", "divisibleby", "even", "false", "float", "integer", "iterable", "mapping"),
-    *("none", "number", "odd", "sameas", "sequence", "string", "true", "undefined"),
+    *("boolean", "callable", "defined", "divisibleby", "even", "false", "filter", "float", "integer", "iterable"),
+    *("mapping", "none", "number", "odd", "sameas", "sequence", "string", "test", "true", "undefined"),
 )
 _TESTS_OF_WHOLE_VALUES = (
     *("==", "!=", "<", "<=", ">", ">=", "eq", "equalto", "ne", "in", "lt", "lessthan", "le", "gt", "greaterthan", "ge"),
@@ -55,7 +57,10 @@ def template_filters() -> dict[str, Function]:
         "first": first,
         "last": last,
         "round": rounded,
+        "center": centered,
         "dictsort": dictsort,
+        "groupby": grouped,
+        "truncate": truncated,
         "sum": summed,
         COMPARED: compared,
         CONCATENATED: concatenated,
@@ -67,6 +72,7 @@ def template_filters() -> dict[str, Function]:
         filters[name] = _on_value(FILTERS[name])
     for name in ("max", "min", "sort", "unique"):
         filters[name] = _on_elements(FILTERS[name])
+    filters |= {"batch": _in_rows(FILTERS["batch"]), "slice": _in_rows(sync_do_slice)}
     for name in ("map", "reject", "rejectattr", "select", "selectattr"):
         filters[name] = FILTERS[name]
     return filters
@@ -87,7 +93,9 @@ def template_globals(now: Callable[[], datetime]) -> dict[str, object]:
         return now().strftime(form)
 
     return {
+        "cycler": Cycler,
         "dict": make_dict,
+        "joiner": Joiner,
         "namespace": Namespace,
         "raise_exception": raise_exception,
         "range": bounded_range,
@@ -211,6 +219,43 @@ def summed(context: Context, value: Iterable[Any], attribute: str | int | None =
 
 
 @pass_context
+def grouped(
+    context: Context,
+    value: Iterable[Any],
+    attribute: str | int,
+    default: Any = None,
+    case_sensitive: bool = False,
+) -> list[tuple[Any, list[Any]]]:
+    """Elements with the same attribute together, in its order: pairs of it and of a list."""
+    meter = meter_of(context)
+    items = as_list(context, value)
+    meter.spend(1 + meter.weigh(items) // 4)
+    result: list[tuple[Any, list[Any]]] = FILTERS["groupby"](
+        context.environment, items, attribute, default=default, case_sensitive=case_sensitive
+    )
+    return result
+
+
+@pass_context
+def centered(context: Context, value: Any, width: int = 80) -> str:
+    meter = meter_of(context)
+    text = written(meter, value)
+    meter.grow(max(len(text), int(width)))
+    if width > MAX_WIDTH:
+        raise RenderLimit("it writes too widely")
+    return text.center(width)
+
+
+@pass_context
+def truncated(
+    context: Context, value: Any, length: int = 255, killwords: bool = False, end: str = "...", leeway: int = 5
+) -> str:
+    """The beginning of a text, to the end of a word unless `killwords`, and an ending, unless nearly all of it fits."""
+    text = written(meter_of(context), value)
+    return str(FILTERS["truncate"](context.environment, text, length, killwords, str(end), leeway))
+
+
+@pass_context
 def as_list(context: Context, value: Iterable[Any]) -> list[Any]:
     meter = meter_of(context)
     items = []
@@ -304,6 +349,18 @@ def _on_value(function: Function) -> Function:
     def counted(context: Context, *values: Any, **named: Any) -> Any:
         meter_of(context).spend()
         return function(*values, **named)
+
+    return counted
+
+
+def _in_rows(function: Function) -> Function:
+    """A function that cuts its first argument in rows of some size."""
+
+    @pass_context
+    def counted(context: Context, value: Iterable[Any], size: int, fill_with: Any = None) -> list[Any]:
+        if not 0 < size <= MAX_WIDTH:
+            raise RenderLimit("its rows are too long")
+        return as_list(context, function(as_list(context, value), size, fill_with))
 
     return counted
 
