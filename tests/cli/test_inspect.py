@@ -12,6 +12,7 @@ import pytest
 from chairlift.cli import inspect
 from chairlift.cli.main import main
 from models.writers import tiny_llama
+from text.vocabularies import byte_level_backend, write_tokenizer
 
 COMMIT = "a" * 40
 
@@ -42,7 +43,12 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0 and facts["supported"] and facts["problem"] is None
     assert facts["architecture"] == "llama" and facts["num_parameters"] == 134_515_008
     assert list(facts["encodings"])[:2] == ["Q4_1", "Q8_0"]
-    assert list(facts["precisions"]) == ["float32", "bfloat16", "int8", "int4"]
+    assert list(facts["precisions"]) == ["float32", "bfloat16", "int8", "int4", "auto"]
+    assert facts["precisions"]["auto"]["chosen"].startswith("int8 in groups of 64") and facts["written"] is None
+    assert {name: cache["bytes_per_token"] for name, cache in facts["caches"].items()} == {
+        "float32": 46_080, "bfloat16": 23_040, "u8": 13_680,
+    }  # fmt: skip
+    assert facts["caches"]["u8"]["bytes"]["8192"] == 8192 * 13_680
     need = facts["precisions"]["int8"]
     assert need["cache_bytes_per_token"] == 23_040 and need["cache_bytes"] == {"2048": 47_185_920, "8192": 188_743_680}
     assert need["weight_bytes"] < need["running_bytes"] < need["loading_bytes"]
@@ -51,6 +57,31 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "134.5 million, as Q4_1 69 %" in text and "int8   169 MB   448 MB   338 MB" in text
     assert max(len(line) for line in text.splitlines()[1:]) <= 125
+    lines = text.splitlines()
+    assert "        u8   13,680  28.0 MB  112 MB" in lines and any(
+        line.startswith("       auto   170 MB") for line in lines
+    )
+
+
+def test_a_quantised_folder_says_what_it_is_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny_llama(vocab_size=512, tied=True).write_folder(tmp_path / "tiny")
+    write_tokenizer(model, byte_level_backend())
+    written = {}
+    for dtype in ("int8", "int4", "auto", "float32"):
+        assert main(["quantize", str(model), str(tmp_path / dtype), "--dtype", dtype]) == 0
+        capsys.readouterr()
+        status, facts = shown(capsys, "inspect", str(tmp_path / dtype))
+        assert status == 0
+        written[dtype] = facts["written"], list(facts["precisions"])
+    plain = {"num_wide_weights": 0, "head_group": 64, "input_group": None}
+    assert written["int8"] == ({"dtype": "int8", **plain}, ["float32", "bfloat16", "int8", "auto"])
+    assert written["int4"] == ({"dtype": "int4", **plain}, ["float32", "bfloat16", "int4", "auto"])
+    assert written["auto"][0] == {"dtype": "int8", "num_wide_weights": 0, "head_group": 32, "input_group": 32}
+    assert written["float32"][1] == ["float32", "bfloat16", "int8", "int4", "auto"]
+    assert main(["inspect", str(tmp_path / "auto")]) == 0
+    text = capsys.readouterr().out
+    assert "by chairlift quantize in int8, the head in groups of 32, what is multiplied in groups of 32" in text
+    assert "float32 is float32, the values of the int8 that it was written in." in text
 
 
 def test_an_encoder_has_weights_and_no_cache(capsys: pytest.CaptureFixture[str]) -> None:

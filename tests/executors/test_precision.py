@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,13 @@ def test_body(
     assert chosen.body["KV_CACHE_PRECISION"] == cache
     assert chosen.body["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == group
     assert 0 < chosen.tolerance < 0.2
+
+
+@pytest.mark.parametrize(("dtype", "group"), [("int8", "32"), ("int4", "32"), ("float32", "0"), ("bfloat16", "0")])
+def test_what_is_multiplied_can_be_rounded_in_smaller_groups(dtype: Dtype, group: str) -> None:
+    chosen = choose_precision(NEW, replace(options(dtype), input_group=32))
+    assert chosen.body["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == group
+    assert chosen.head == choose_precision(NEW, options(dtype)).head
 
 
 @pytest.mark.parametrize(("dtype", "group"), [("int8", "64"), ("int4", "64"), ("float32", "0"), ("bfloat16", "0")])

@@ -25,6 +25,7 @@ from chairlift.text import load_text
 from models.writers import tiny_llama
 from text.vocabularies import byte_level_backend, with_beginning, write_tokenizer
 
+WIDENED = "float32, the values of the int8 that it was written in"
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16", "int8", "int4")
 
 
@@ -107,7 +108,10 @@ def test_wide_weights_and_groups_of_the_head_are_remembered(asked: AskedDtype, t
     again = opened(tmp_path / "out")
     chosen = choose_weights(again, None)
     assert chosen.wide == weights.wide and chosen.head_group == {"int8": 64, "auto": 32}[asked]
-    assert choose_weights(again, "float32") == WeightChoice("float32")
+    assert chosen.input_group == {"int8": None, "auto": 32}[asked]
+    assert choose_weights(again, "float32") == WeightChoice("float32", reason=WIDENED)
+    with pytest.raises(InvalidOption, match="was written in int8 by chairlift quantize, and int4 would round it a"):
+        choose_weights(again, "int4")
     assert packed_bytes(again, chosen) == packed_bytes(model, weights)
     assert ("head" in again.weights.names) == (asked == "int8")  # in auto it has the groups of the embeddings
 

@@ -199,6 +199,7 @@ def _program(
         dtype=weights.dtype,
         wide_weights=weights.wide,
         head_group=weights.head_group,
+        input_group=weights.input_group,
         kv_cache_dtype=kv_cache_dtype,
         num_threads=num_threads,
         whole_context=True,

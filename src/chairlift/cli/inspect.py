@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, get_args
 from chairlift.cli.numbers import count
 
 if TYPE_CHECKING:
+    from chairlift.executors.openvino.memory import CacheKind
     from chairlift.models.encoder import Encoder
     from chairlift.models.model import Model
     from chairlift.models.summary import ModelSummary
 
 CONTEXTS = (2048, 8192, 32768, 131072)
+CACHES: dict[CacheKind, str] = {"f32": "float32", "bf16": "bfloat16", "u8": "u8"}
 EXIT_UNSUPPORTED = 1
 
 
@@ -70,6 +72,7 @@ def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
         "file_bytes": summary.file_bytes,
         "num_parameters": summary.num_parameters,
         "encodings": summary.encodings,
+        "written": _written(opened) if isinstance(opened, Model) else None,
     }
     if opened is not None:
         config = opened.config
@@ -85,6 +88,19 @@ def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
     elif opened is not None:
         facts["precisions"] = {dtype: {"weight_bytes": size} for dtype, size in _weights_of(opened).items()}
     return facts
+
+
+def _written(model: Model) -> dict[str, Any] | None:
+    """What a folder's weights are in, if `chairlift quantize` wrote it."""
+    prepared = model.prepared
+    if prepared is None:
+        return None
+    return {
+        "dtype": prepared.dtype,
+        "num_wide_weights": len(prepared.wide_weights),
+        "head_group": prepared.head_group,
+        "input_group": prepared.input_group,
+    }
 
 
 def _weights_of(encoder: Encoder) -> dict[str, int]:
@@ -121,28 +137,36 @@ def _shape_of(model: Model) -> dict[str, Any]:
 
 
 def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
-    """Memory and pace at each precision."""
+    """Memory and pace at each precision in which a model can be had, and memory of each kind of cache."""
+    from chairlift.core.errors import InvalidModel, InvalidOption
     from chairlift.executors.bandwidth import measure_bandwidth
     from chairlift.executors.openvino.attention import BLOCK_SIZE
     from chairlift.executors.openvino.cache import available_bytes
-    from chairlift.executors.openvino.memory import CacheKind, memory_need
-    from chairlift.executors.openvino.options import Dtype
+    from chairlift.executors.openvino.choice import choose_weights
+    from chairlift.executors.openvino.memory import memory_need, token_bytes
+    from chairlift.executors.openvino.options import AskedDtype, Dtype
     from chairlift.executors.openvino.pace import expected_tokens_per_s
 
     bandwidth, available = measure_bandwidth(num_threads), available_bytes()
     config = model.config
     contexts = [length for length in CONTEXTS if length < config.max_model_len]
     contexts = [*contexts[:3], config.max_model_len]
+    asked: tuple[AskedDtype, ...] = (*get_args(Dtype), "auto")
     precisions = {}
-    for dtype in get_args(Dtype):
-        cache: CacheKind = "f32" if dtype == "float32" else "bf16"
-        need = memory_need(model, dtype, cache)
+    for dtype in asked:
+        try:
+            chosen = choose_weights(model, dtype)
+        except (InvalidModel, InvalidOption):  # it would be rounded twice, or a weight is not finite
+            continue
+        cache: CacheKind = "f32" if chosen.dtype == "float32" else "bf16"
+        need = memory_need(model, chosen.dtype, cache, chosen.wide, chosen.head_group)
         precisions[dtype] = {
+            "chosen": chosen.reason,
             "weight_bytes": need.weight_bytes,
             "loading_bytes": need.loading_bytes,
             "running_bytes": need.running_bytes,
             "fits": need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
-            "cache_precision": {"f32": "float32", "bf16": "bfloat16"}[cache],
+            "cache_precision": CACHES[cache],
             "cache_bytes_per_token": need.token_bytes,
             "cache_bytes": {str(length): int(length * need.token_bytes) for length in contexts},
             "tokens_per_s": {
@@ -150,7 +174,19 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
                 for length in (0, *contexts)
             },
         }
-    return {"available_bytes": available, "bandwidth_bytes_per_s": round(bandwidth), "precisions": precisions}
+    caches = {
+        name: {
+            "bytes_per_token": token_bytes(config, kind),
+            "bytes": {str(length): int(length * token_bytes(config, kind)) for length in contexts},
+        }
+        for kind, name in CACHES.items()
+    }
+    return {
+        "available_bytes": available,
+        "bandwidth_bytes_per_s": round(bandwidth),
+        "precisions": precisions,
+        "caches": caches,
+    }
 
 
 # ---------------------------------------------------------------- as text
@@ -168,6 +204,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         stored = ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in facts["encodings"].items())
         lines.append(f"  parameters    {facts['num_parameters'] / 1e6:,.1f} million, as {stored}")
     lines.append(f"  on disk       {shown_bytes(facts['file_bytes'])}")
+    if facts["written"] is not None:
+        lines.append(f"  written       {_written_text(facts['written'])}")
     if "max_model_len" in facts:
         lines.append(f"  context       {facts['max_model_len']} tokens{_window_text(facts)}")
     if "bandwidth_bytes_per_s" in facts:
@@ -178,6 +216,17 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         )
         lines.append(f"  weights       {weights}")
     return lines
+
+
+def _written_text(written: dict[str, Any]) -> str:
+    text = f"by chairlift quantize in {written['dtype']}"
+    if written["dtype"] in ("int8", "int4"):
+        text += f", the head in groups of {written['head_group']}"
+    if written["input_group"] is not None:
+        text += f", what is multiplied in groups of {written['input_group']}"
+    if written["num_wide_weights"]:
+        text += f", {written['num_wide_weights']} weights in bfloat16"
+    return text
 
 
 def _shape_text(facts: dict[str, Any]) -> str:
@@ -200,33 +249,43 @@ def _window_text(facts: dict[str, Any]) -> str:
 
 
 def _table(facts: dict[str, Any]) -> list[str]:
+    """What the weights take at each precision, and what a cache of so many tokens does in each of its own."""
     from chairlift.models.files import shown_bytes
 
-    precisions = facts["precisions"]
-    contexts = list(next(iter(precisions.values()))["cache_bytes"])
-    rows = [["precision", "weights", "loading", "running", *(f"+{length}" for length in contexts), "tok/s", ""]]
+    precisions, caches = facts["precisions"], facts["caches"]
+    contexts = list(next(iter(caches.values()))["bytes"])
+    rows = [["precision", "weights", "loading", "running", "tok/s", ""]]
     for dtype, need in precisions.items():
         rates = need["tokens_per_s"]
         rows.append(
             [
                 dtype,
                 *(shown_bytes(need[f"{what}_bytes"]) for what in ("weight", "loading", "running")),
-                *(shown_bytes(need["cache_bytes"][length]) for length in contexts),
                 f"{rates['0']:.3g} .. {rates[contexts[-1]]:.3g}",
                 "" if need["fits"] else "does not fit",
             ]
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    table = ["  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    of_cache = [["cache", "a token", *contexts]]
+    for name, cache in caches.items():
+        of_cache.append(
+            [name, f"{cache['bytes_per_token']:,.0f}", *(shown_bytes(cache["bytes"][length]) for length in contexts)]
+        )
     free, speed = shown_bytes(facts["available_bytes"]), facts["bandwidth_bytes_per_s"] / 1e9
-    per_token = next(iter(precisions.values()))["cache_bytes_per_token"]
+    chosen = {dtype: need["chosen"] for dtype, need in precisions.items() if need["chosen"]}
     return [
         "",
-        *(line.rstrip() for line in table),
+        *_aligned(rows),
         "",
-        f"  {free} of memory are free, read at {speed:.1f} GB/s. Behind each + is the cache of so many tokens, "
-        f"{per_token / 2:,.0f} bytes",
-        "  a token and twice that with float32. tok/s is what to expect from that speed of a single answer, at its "
-        f"begin and at {contexts[-1]}",
-        "  tokens; batches get more in all.",
+        *_aligned(of_cache),
+        "",
+        *(f"  {dtype} is {reason}." for dtype, reason in chosen.items()),
+        f"  {free} of memory are free, read at {speed:.1f} GB/s. tok/s is what to expect from that speed of a single "
+        f"answer, at its\n  begin and at {contexts[-1]} tokens, with a cache in float32 beside float32, else in "
+        "bfloat16; batches get more in all.",
     ]
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [line.rstrip() for line in lines]

@@ -41,7 +41,7 @@ _Cols = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a folder's weights are in: `dtype`, but bfloat16 for those named in `wide_weights`.
 
-    `head_group` numbers of a head in eight bits share a scale.
+    `head_group` numbers of a head in eight bits share a scale, and `input_group` of what is multiplied with weights.
     `matrices` are the shapes of a GGUF file's tensors that are not in `metadata.gguf`, by their names there.
     `sampling_defaults` are what its makers recommend, where the files do not say it.
     """
@@ -50,6 +50,7 @@ class Prepared(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: Literal["float32", "bfloat16", "int8", "int4"]
     wide_weights: tuple[str, ...] = ()
     head_group: Literal[32, 64] = 64
+    input_group: Literal[32] | None = None
     sampling_defaults: dict[str, float | int] = {}
     matrices: dict[str, tuple[_Rows, _Cols]] = {}
 

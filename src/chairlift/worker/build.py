@@ -130,6 +130,7 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
         dtype=weights.dtype,
         wide_weights=weights.wide,
         head_group=weights.head_group,
+        input_group=weights.input_group,
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -10,15 +10,20 @@ from typing import Literal
 
 import numpy as np
 
+from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino.graph import GROUPS, product_names, weight_kinds
 from chairlift.executors.openvino.options import AskedDtype, Dtype
 from chairlift.models import Model, Tensor, to_float32, to_int8
+from chairlift.models.prepared import Prepared
 
 MAX_ROUNDING_ERROR = 0.016
 """Relative rms error by int8 rounding above which a weight stays in bfloat16: twice that of heavy-tailed numbers. With
 all weights at this bound perplexity would rise by 0.7 %, for it goes with the square."""
 HEAD_GROUP: Literal[32] = 32
 """Half of what other weights have: by itself the head costs as much as all of them."""
+INPUT_GROUP: Literal[32] = 32
+"""The same of what is multiplied with weights: its rounding costs more than theirs."""
+INTEGERS: tuple[Dtype, ...] = ("int8", "int4")
 SAMPLED_NUMBERS = 1 << 15
 """Numbers of a weight that are rounded to see its error."""
 
@@ -27,12 +32,14 @@ SAMPLED_NUMBERS = 1 << 15
 class WeightChoice:
     """Precision of a model's weights: `dtype`, but bfloat16 for those named in `wide`.
 
-    `head_group` numbers of a head in eight bits share a scale. `reason` is empty if nothing was chosen.
+    `head_group` numbers of a head in eight bits share a scale, and `input_group` of what is multiplied with weights
+    (None: as many as of the weights). `reason` is empty if nothing was chosen.
     """
 
     dtype: Dtype
     wide: frozenset[str] = frozenset()
     head_group: Literal[32, 64] = 64
+    input_group: Literal[32] | None = None
     reason: str = ""
 
 
@@ -45,10 +52,10 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
 
     Raises:
         InvalidModel: a weight holds a number that is not finite.
+        InvalidOption: what was written in integers would be rounded to others.
     """
-    prepared = model.prepared
-    if prepared is not None and asked in (None, "auto", prepared.dtype):
-        return WeightChoice(prepared.dtype, frozenset(prepared.wide_weights), prepared.head_group)
+    if model.prepared is not None:
+        return _as_written(model.name, model.prepared, asked)
     if asked != "auto":
         return WeightChoice(asked or "int8")
     products = [*product_names(model), ("head",)]
@@ -58,14 +65,27 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
         for parts in products  # of many experts eight
     }
     wide = {parts: error for parts, error in errors.items() if error > MAX_ROUNDING_ERROR}
-    reason = "int8 in groups of 64"
+    reason = f"int8 in groups of {GROUPS['int8']}, the head and all that is multiplied in groups of {HEAD_GROUP}"
     if wide:
         worst = max(wide, key=lambda parts: wide[parts])
         reason += (
             f", but {len(wide)} of {len(products)} products in bfloat16: int8 would change these weights by more than "
             f"{100 * MAX_ROUNDING_ERROR:.1f} % (most {worst[0]}, {100 * wide[worst]:.1f} %)"
         )
-    return WeightChoice("int8", frozenset(name for parts in wide for name in parts), HEAD_GROUP, reason)
+    return WeightChoice("int8", frozenset(name for parts in wide for name in parts), HEAD_GROUP, INPUT_GROUP, reason)
+
+
+def _as_written(name: str, prepared: Prepared, asked: AskedDtype | None) -> WeightChoice:
+    """What a folder was written in, or a precision that holds its numbers."""
+    own = prepared.dtype
+    if asked is None or asked == "auto" or asked == own:
+        return WeightChoice(own, frozenset(prepared.wide_weights), prepared.head_group, prepared.input_group)
+    if asked in INTEGERS and own in INTEGERS:
+        raise InvalidOption(
+            f"{name} was written in {own} by chairlift quantize, and {asked} would round it a second time: "
+            "take the model that it was made of"
+        )
+    return WeightChoice(asked, reason=f"{asked}, the values of the {own} that it was written in")
 
 
 def rounding_error(tensor: Tensor, group: int = GROUPS["int8"]) -> float:

@@ -18,7 +18,8 @@ class ExecutorOptions:
     `kv_cache_dtype="auto"` is float32 with float32 weights, else bfloat16. `max_model_len` is the tokens of one
     sequence. `num_threads` is the number of threads that compute. With `whole_context` the cache must hold a sequence
     of `max_model_len`; else what it holds is the longest. `wide_weights` are names of weights that stay in bfloat16
-    whatever `dtype` says, and `head_group` numbers of a head in eight bits share a scale.
+    whatever `dtype` says, and `head_group` numbers of a head in eight bits share a scale. `input_group` numbers that
+    are multiplied with weights in groups do too; None: as many as of the weights.
     """
 
     max_num_seqs: int
@@ -31,6 +32,7 @@ class ExecutorOptions:
     whole_context: bool = False
     wide_weights: frozenset[str] = frozenset()
     head_group: int = 64
+    input_group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,8 @@ def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
     hint = "INFERENCE_PRECISION_HINT"
     quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
     name = _CACHE_NAMES[cache]
-    body = {**common, hint: "f32" if wide else "bf16", quantise: str(GROUPS[options.dtype]), "KV_CACHE_PRECISION": name}
+    input_group = min(GROUPS[options.dtype], options.input_group or GROUPS[options.dtype])
+    body = {**common, hint: "f32" if wide else "bf16", quantise: str(input_group), "KV_CACHE_PRECISION": name}
     head_group = options.head_group if head_dtype(options.dtype) == "int8" else 0
     head = {**common, hint: "f32", quantise: str(head_group)}
     return Precision(body, head, _TOLERANCES[name] if wide else max(_TOLERANCES[name], _TOLERANCES["bf16"]))

@@ -58,6 +58,7 @@ def quantize_model(model: Model, weights: WeightChoice, out: Path, report: Repor
             dtype=weights.dtype,
             wide_weights=tuple(sorted(weights.wide)),
             head_group=weights.head_group,
+            input_group=weights.input_group,
             sampling_defaults=dict(model.files.sampling_defaults),
             matrices={} if model.gguf is None else _matrices(model.gguf.tensors),
         )
