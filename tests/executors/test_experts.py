@@ -64,7 +64,8 @@ def test_mxfp4_is_exact_wherever_four_or_eight_bits_are_asked_for(mxfp4: Model, 
     """And gate and up lie in turns, as the product wants them."""
     kinds = weight_kinds(mxfp4, dtype)
     assert {kinds[key] for key in mxfp4.weights.names if is_expert(key) and "bias" not in key} == {(dtype, 32)}
-    layers = pack_layers(mxfp4, dtype, Arena(), LoadedBytes(1, None))
+    arenas = [Arena() for _ in range(mxfp4.config.num_layers)]
+    layers = pack_layers(mxfp4, dtype, arenas, LoadedBytes(1, None))
     names = next(names for names in layers if names[0] == "layers.1.experts.0.gate")
     weight = layers[names]
     assert isinstance(weight, Int8Groups)

@@ -80,7 +80,7 @@ def test_huge_pages_are_asked_for_and_done_without_where_there_are_none(monkeypa
     tensor = allocate([port], 1024)["key_cache.0"]
     maps = Path("/proc/self/smaps")
     if maps.exists():
-        address, flags = tensor.data.ctypes.data, []
+        address, flags = tensor.data.ctypes.data + (1 << 19), []
         for line in maps.read_text().splitlines():
             if "-" in line.split()[0]:
                 first, last = (int(part, 16) for part in line.split()[0].split("-"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from chairlift.models.rounding import (
     round_bfloat16,
     round_int4,
 )
-from chairlift.models.scaled import grid_of_rows, grid_shape_of, packed_rows
+from chairlift.models.scaled import grid_of_rows, grid_shape_of, is_scaled_by_rows, packed_rows
 from chairlift.models.tensor import FLOATS, Encoding, Tensor
 
 Number = TypeVar("Number", bound=np.generic)
@@ -115,6 +116,26 @@ def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty, tu
         out = Int4Groups(values[part], scales[part], None if offsets is None else offsets[part])
         (_round_to_int4 if shape is None else _keep_int4)(tensor, out)
     return Int4Groups(values, scales, offsets)
+
+
+def rows_at(tensor: Tensor, rows: NDArray[np.integer]) -> Tensor:
+    """Some rows of a weight without interleaved heads, by their numbers and in any order: a copy of what is stored."""
+    scaling = tensor.scaling
+    if tensor.columns is not None or (scaling is not None and not is_scaled_by_rows(tensor)):
+        exact = np.concatenate([to_float32(tensor.rows_between(row, 1)) for row in rows.tolist()])
+        return Tensor(tensor.name, exact.shape, Encoding.F32, exact.reshape(-1).view(np.uint8).data)
+    if scaling is not None:
+        rows = rows + scaling.first_row
+        offsets = None if scaling.offsets is None else rows_at(scaling.offsets, rows)
+        scales = rows_at(scaling.scales, rows)
+        scaling = replace(scaling, scales=scales, offsets=offsets, num_rows=len(rows), first_row=0)
+    stored = np.frombuffer(tensor.raw, np.uint8).reshape(-1, tensor.row_bytes)[rows]
+    return replace(tensor, shape=(len(rows), tensor.cols), raw=stored.reshape(-1).data, scaling=scaling)
+
+
+def is_kept_by_int8(tensor: Tensor, group: int) -> bool:
+    """Whether `to_int8` takes the file's own numbers over, so that nothing is rounded."""
+    return _kept_by_int8(tensor, fitting_group(tensor.cols, group)) is not None
 
 
 def int8_bytes(tensor: Tensor, group: int) -> int:

@@ -56,6 +56,14 @@ def grid_shape_of(tensor: Tensor) -> GridShape:
     return GridShape(_group(tensor, scaling), bits, has_offsets=not _is_symmetric(tensor, scaling), wide=wide)
 
 
+def is_scaled_by_rows(tensor: Tensor) -> bool:
+    """Whether what a row is multiplied by lies in rows too, so that one can be read without the others."""
+    scaling = tensor.scaling
+    if scaling is None or tensor.encoding in _TRANSPOSED:
+        return False
+    return scaling.block[0] == 1 and scaling.zeros is None and scaling.groups is None
+
+
 def grid_of_rows(tensor: Tensor, first: int, last: int) -> Grid:
     """Rows first..last of a weight: numbers `[rows, groups, group]`."""
     scaling = tensor.scaling

@@ -16,6 +16,12 @@ from chairlift.core.errors import InvalidOption
 FREE_MEMORY_SHARE = 0.3
 """Part of the memory still free after loading that the cache takes by default. It is touched only as it fills."""
 
+HUGE_PAGE_BYTES = 2 << 20
+"""That of x86 and of most ARM systems."""
+SMALL_PAGES_BYTES = 1 << 19
+"""So much at the beginning of each tensor is in small pages: the first short answer would take a huge one in every
+tensor, which may be as much as a small model."""
+
 
 @dataclass(frozen=True, slots=True)
 class CachePort:
@@ -41,7 +47,7 @@ def cache_ports(compiled: ov.CompiledModel) -> list[CachePort]:
 
 
 def allocate(ports: Sequence[CachePort], num_blocks: int) -> dict[str, ov.Tensor]:
-    """Zeroed tensors of `num_blocks` blocks for every port, in huge pages where the system grants them.
+    """Zeroed tensors of `num_blocks` blocks for every port, all but their beginning in huge pages where there are any.
 
     With small pages a step over long contexts spends a few percent of its time finding addresses.
 
@@ -52,14 +58,17 @@ def allocate(ports: Sequence[CachePort], num_blocks: int) -> dict[str, ov.Tensor
 
 
 def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
+    num_bytes = port.block_bytes * num_blocks
     try:
-        memory = mmap.mmap(-1, port.block_bytes * num_blocks, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory = mmap.mmap(-1, num_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise InvalidOption(f"cannot reserve a key/value cache of {num_blocks} blocks: {error}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    room = np.frombuffer(memory, np.uint8)
+    first = -(room.ctypes.data + SMALL_PAGES_BYTES) % HUGE_PAGE_BYTES
+    if hasattr(mmap, "MADV_HUGEPAGE") and num_bytes > SMALL_PAGES_BYTES:
         with suppress(OSError):  # a system without them: small ones serve as well
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    cells = np.frombuffer(memory, {1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])
+            memory.madvise(mmap.MADV_HUGEPAGE, first + SMALL_PAGES_BYTES)
+    cells = room[first : first + num_bytes].view({1: np.uint8, 2: np.uint16, 4: np.float32}[port.kind.size])
     return ov.Tensor(cells, ov.Shape([num_blocks, *port.block_shape]), port.kind)
 
 

@@ -38,6 +38,7 @@ class OpenVINOExecutor:
         self._sampler = sampler
         max_blocks = -(-options.max_model_len // self.cache_shape.block_size)
         self._rows = Rows(options.max_num_seqs, max_blocks, self.cache_shape.block_size)
+        program.lay_out()
         self.step_rates = program.measure_rates()
         self.max_num_batched_tokens = options.max_num_batched_tokens or suggest_token_budget(
             self.step_rates, options.max_num_seqs

@@ -1,4 +1,4 @@
-"""A decoder as two OpenVINO graphs: the body (tokens to hidden states) and the head (to logits).
+"""A decoder as two OpenVINO graphs: the body (embedded tokens to hidden states) and the head (to logits).
 
 One builder for all families: what a layer computes follows from the model's config (see `ModelConfig`).
 
@@ -10,7 +10,7 @@ the logits of a whole prompt are wanted.
 from __future__ import annotations
 
 import os
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -36,7 +36,6 @@ from chairlift.executors.openvino.layers import (
     RmsNorm,
     Rotation,
     activated,
-    embedding,
     product,
     scaled,
     split_columns,
@@ -109,21 +108,17 @@ def attention_shapes(model: Model) -> set[AttentionShape]:
 
 
 def num_packed_bytes(model: Model) -> int:
-    """Bytes in the file of all weights that are packed, those that are packed twice counted twice."""
-    names = ["embed", "head", *(name for parts in product_names(model) for name in parts)]
+    """Bytes in the file of all weights that are packed."""
+    names = ["head", *(name for parts in product_names(model) for name in parts)]
     return sum(model.weights.tensor(name).num_bytes for name in names)
 
 
-def build_head(
-    model: Model, dtype: Dtype, group: int, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
-) -> ov.Model:
+def build_head(model: Model, dtype: Dtype, group: int, packed: Arena, wide: Container[str] = ()) -> ov.Model:
     """The graph from hidden states to logits; in eight bits, `group` numbers share a scale.
 
     `packed` takes its weights and must live until the graph has run once.
     """
-    tensor = model.weights.tensor("head")
-    weight = pack([tensor], *weight_kinds(model, dtype, wide, group)["head"], packed)
-    loaded.add(tensor.num_bytes)
+    weight = pack([model.weights.tensor("head")], *weight_kinds(model, dtype, wide, group)["head"], packed)
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
     # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
     # recognised as compressed any more.
@@ -136,17 +131,18 @@ PackedLayers = dict[tuple[str, ...], Packed]
 
 
 def pack_layers(
-    model: Model, dtype: Dtype, packed: Arena, loaded: LoadedBytes, wide: Container[str] = ()
+    model: Model, dtype: Dtype, packed: Sequence[Arena], loaded: LoadedBytes, wide: Container[str] = ()
 ) -> PackedLayers:
-    """The weights of all layers in `packed`, which must live until the graph that shares them has run once."""
+    """The weights of each layer in its part of `packed`, which must live until the graph that shares them has run."""
     kinds = weight_kinds(model, dtype, wide)
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
+        arena = packed[_layer_of(parts[0])]
         if is_expert(parts[0]):
-            weight = pack_experts(tensors, *kinds[parts[0]], packed, len(parts) // model.config.num_experts)
+            weight = pack_experts(tensors, *kinds[parts[0]], arena, len(parts) // model.config.num_experts)
         else:
-            weight = pack(tensors, *kinds[parts[0]], packed)
+            weight = pack(tensors, *kinds[parts[0]], arena)
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 
@@ -155,18 +151,12 @@ def pack_layers(
         return dict(zip(names, pool.map(pack_one, names), strict=True))
 
 
-def build_body(
-    model: Model, dtype: Dtype, max_model_len: int, layers: PackedLayers, embeddings: Arena, loaded: LoadedBytes
-) -> ov.Model:
-    """The graph from token ids to the hidden states of `output_rows`, normalised for the head.
+def build_body(model: Model, max_model_len: int, layers: PackedLayers) -> ov.Model:
+    """The graph from the embeddings of tokens to the hidden states of `output_rows`, normalised for the head.
 
     `max_model_len` is the context that is served, which some ways to stretch a context depend on.
-    `embeddings` takes what must live as long as the graph runs.
     """
-    tensor = model.weights.tensor("embed")
-    table = pack([tensor], *weight_kinds(model, dtype)["embed"], embeddings)
-    loaded.add(tensor.num_bytes)
-    return _Body(model, max_model_len, table, layers).build()
+    return _Body(model, max_model_len, layers).build()
 
 
 def product_names(model: Model) -> list[tuple[str, ...]]:
@@ -191,15 +181,18 @@ def _of_experts(config: ModelConfig, parts: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(f"experts.{n}.{part}" for n in range(config.num_experts) for part in parts)
 
 
+def _layer_of(name: str) -> int:
+    return int(name.split(".")[1])
+
+
 class _Body:
     """Adds one layer after the other to a graph."""
 
-    def __init__(self, model: Model, max_model_len: int, table: Packed, weights: PackedLayers) -> None:
+    def __init__(self, model: Model, max_model_len: int, weights: PackedLayers) -> None:
         config = model.config
         self._model = model
         self._config = config
         self._max_model_len = max_model_len
-        self._table = table
         self._weights = weights
         self._normalise: Norm = RmsNorm(config.norm_eps) if config.norm == "rms" else LayerNorm(config.norm_eps)
         self._heads = Heads(config.head_size)
@@ -207,12 +200,12 @@ class _Body:
 
     def build(self) -> ov.Model:
         config = self._config
-        token_ids = parameter("token_ids", Type.i32, [-1])
+        embeddings = parameter("embeddings", Type.f32, [-1, config.hidden_size])
         positions = parameter("positions", Type.i32, [-1])
         output_rows = parameter("output_rows", Type.i32, [-1])
         rows = ragged()
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
-        x = scaled(embedding(token_ids.output(0), self._table), config.embedding_scale)
+        x = scaled(embeddings.output(0), config.embedding_scale)
         if config.learned_positions:
             # Positions past the last are those of companions, whose results nobody reads.
             last = op.minimum(positions, op.constant(np.int32(config.max_model_len - 1)))
@@ -235,7 +228,7 @@ class _Body:
             else:
                 x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
         hidden = self._norm(x, "norm")
-        inputs = [token_ids, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
+        inputs = [embeddings, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
     def _output(self, x: Output, name: str, part: str, post_norm: str) -> Output:

@@ -16,7 +16,7 @@ from chairlift.core.types import CacheShape, Chunk, StepPlan
 Ints = NDArray[np.int32]
 
 SCRATCH_BLOCK = 0
-"""Where padding writes. First, so that it shares a huge page with blocks that are used early."""
+"""Where padding writes."""
 
 
 @dataclass(slots=True)

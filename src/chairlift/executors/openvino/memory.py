@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,31 +14,38 @@ from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_byte
 from chairlift.executors.openvino.graph import GROUPS, is_expert, weight_kinds
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.precision import choose_precision
-from chairlift.executors.openvino.weights import suits_expert_int4
+from chairlift.executors.openvino.weights import gives_back_early, suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
 from chairlift.models.encoder import Encoder
 from chairlift.models.files import shown_bytes
-from chairlift.models.quantize import int4_bytes, int8_bytes
+from chairlift.models.quantize import grid_shape, int4_bytes, int8_bytes
 
 CacheKind = Literal["f32", "bf16", "u8"]
 """Precision of cached keys and values, as the plugin calls it."""
 
-PROGRAM_BYTES = 120 << 20
-"""What OpenVINO and NumPy take when a small model runs."""
-_KERNEL_BYTES: dict[Dtype, int] = {"float32": 150 << 20, "int4": 30 << 20}
-"""What the plugin's kernels of a precision take more than those of others, measured with two models."""
+PROGRAM_BYTES = 50 << 20
+"""What OpenVINO takes when a small model runs, beside what it takes as soon as it is imported."""
+_PACKING_BYTES = 45 << 20
+"""What there is of that, and of blocks being rounded, while weights are packed."""
+_FLOAT32_BYTES = 80 << 20
+"""What the plugin's kernels take more in float32, measured with two models."""
+_OFFSET_BYTES = 12
+"""What a group of four-bit numbers with an offset takes more than its weights, measured with one model."""
 STEP_TOKENS = 512
 """Tokens of a step whose intermediate results are counted."""
-_LOGIT_ROWS = 2 * 64
-"""Rows of logits: those of a piece, as they come out and as they are sampled."""
+_ENCODER_BYTES = 120 << 20
+"""What a running encoder takes beside its weights."""
+_LOGIT_ROWS = 96
+"""Rows of logits: the 64 of a piece, and what the plugin needs for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
     """Bytes that a model takes in one precision.
 
-    `loading_bytes` are those of the moment when there is most, without the cache; `running_bytes` remain of them.
-    A token in the cache takes `token_bytes`. A step over one token reads `read_bytes` of weights.
+    `weight_bytes` are without the embedding, which stays in the file. `loading_bytes` are those of the moment when
+    there is most, without the cache; `running_bytes` remain of them. A token in the cache takes `token_bytes`. A step
+    over one token reads `read_bytes` of weights.
     """
 
     weight_bytes: int
@@ -59,18 +66,20 @@ def memory_need(
 
     In eight bits, `head_group` numbers of the head share a scale.
 
-    The layers are there twice at the end of loading: packed, and as the plugin lays them out when it first runs.
+    The head is there twice while the layers are packed. The layers are not (see `Program.lay_out`), unless it has to be
+    known first that nobody needs what they were made from.
     """
     kinds = weight_kinds(model, dtype, wide, head_group)
-    sizes = {name: _packed_bytes(model.weights.tensor(name), *kind) for name, kind in kinds.items()}
-    embeddings, head = sizes.pop("embed"), sizes.pop("head")
+    sizes = {name: _packed_bytes(model.weights.tensor(name), *kind) for name, kind in kinds.items() if name != "embed"}
+    head = sizes.pop("head")
     layers = sum(sizes.values())
     experts = sum(num_bytes for name, num_bytes in sizes.items() if is_expert(name))
-    weight_bytes = embeddings + head + layers
-    running_bytes = weight_bytes + _overhead_bytes(model.config) + _KERNEL_BYTES.get(dtype, 0)
+    weight_bytes = head + layers
+    running_bytes = weight_bytes + _overhead_bytes(model.config) + _kernel_bytes(model, kinds, layers)
+    at_end = running_bytes + (layers // model.config.num_layers if gives_back_early(dtype) else layers)
     return MemoryNeed(
         weight_bytes,
-        running_bytes + layers,
+        max(at_end, weight_bytes + head + _PACKING_BYTES),
         running_bytes,
         token_bytes(model.config, cache),
         head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
@@ -105,6 +114,19 @@ def _overhead_bytes(config: ModelConfig) -> int:
     between = (5 + chosen) * config.hidden_size + 3 * inner
     between += config.q_size + 2 * config.kv_size
     return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
+
+
+def _kernel_bytes(model: Model, kinds: Mapping[str, tuple[Dtype, int]], layers: int) -> int:
+    """What the plugin keeps of the layers' weights beside their numbers.
+
+    In float32 those of `down` are there in a second form, for steps of one token.
+    """
+    if kinds["head"][0] == "float32":
+        return layers // 4 + _FLOAT32_BYTES
+    four = (model.weights.tensor(name) for name, (dtype, _) in kinds.items() if dtype == "int4" and not is_expert(name))
+    shapes = ((tensor, grid_shape(tensor)) for tensor in four if suits_int4(tensor))
+    groups = sum(tensor.rows * tensor.cols // shape.group for tensor, shape in shapes if shape and shape.has_offsets)
+    return _OFFSET_BYTES * groups
 
 
 def token_bytes(config: ModelConfig, cache: CacheKind) -> float:
@@ -164,7 +186,7 @@ def check_encoder_memory(encoder: Encoder, dtype: Dtype, available: int | None =
         InvalidOption: its weights do not fit.
     """
     available = available_bytes() if available is None else available
-    most = PROGRAM_BYTES + 2 * encoder_weight_bytes(encoder, dtype)
+    most = _ENCODER_BYTES + 2 * encoder_weight_bytes(encoder, dtype)
     if available and most > available:
         raise InvalidOption(
             f"{encoder.name} does not fit: with {dtype} weights it takes {shown_bytes(most)} while it loads, and "

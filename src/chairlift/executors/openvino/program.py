@@ -14,21 +14,25 @@ from chairlift.executors.loading import LoadedBytes, Report
 from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
+from chairlift.executors.openvino.embeddings import Embeddings
 from chairlift.executors.openvino.feed import Feed
 from chairlift.executors.openvino.graph import (
+    PackedLayers,
     attention_shapes,
     build_body,
     build_head,
     num_packed_bytes,
     pack_layers,
 )
-from chairlift.executors.openvino.inputs import StepInputs, uniform_inputs
+from chairlift.executors.openvino.inputs import SCRATCH_BLOCK, StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import ExecutorOptions
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
-from chairlift.executors.openvino.weights import Arena, trim_heap
+from chairlift.executors.openvino.weights import Arena, gives_back_early, trim_heap
 from chairlift.models import Model
 
+_UNWRITTEN = 1
+"""What bytes of a cache are set to, to see when keys are written: no key is such a number in all places."""
 MAX_HEAD_ROWS = 64
 """Rows of logits computed at a time. Larger pieces are no faster and take `vocab_size` floats of memory a row."""
 
@@ -39,13 +43,27 @@ class Head:
     def __init__(
         self, core: ov.Core, model: Model, options: ExecutorOptions, properties: Properties, loaded: LoadedBytes
     ) -> None:
+        self._hidden_size = model.config.hidden_size
+        early = gives_back_early(options.dtype)
+        packed = self._load(core, model, options, properties, early)
+        if early and packed.was_read():
+            packed = self._load(core, model, options, properties, early=False)
+        packed.release()
+        loaded.add(model.weights.tensor("head").num_bytes)
+
+    def _load(
+        self, core: ov.Core, model: Model, options: ExecutorOptions, properties: Properties, early: bool
+    ) -> Arena:
+        """Pack, compile and run every size; `early`: what was packed is given back after the first."""
         packed = Arena()
-        graph = build_head(model, options.dtype, options.head_group, packed, loaded, options.wide_weights)
+        graph = build_head(model, options.dtype, options.head_group, packed, options.wide_weights)
         self._request = core.compile_model(graph, "CPU", properties).create_infer_request()
         self._feed = Feed(self._request)
         for size in buckets_up_to(MAX_HEAD_ROWS):
-            self.logits(np.zeros((size, model.config.hidden_size), np.float32))
-        packed.release()
+            self.logits(np.zeros((size, self._hidden_size), np.float32))
+            if early and size == 1:
+                packed.release()
+        return packed
 
     def logits(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits of at most `MAX_HEAD_ROWS` hidden states, `[rows, vocab]`, valid until the next call."""
@@ -71,20 +89,22 @@ class Program:
 
     def __init__(self, model: Model, options: ExecutorOptions, report: Report | None = None) -> None:
         check_release()
-        core = ov.Core()
-        precision = choose_precision(core, options)
+        self._gave_back_early = False
+        self._core = ov.Core()
+        self._model = model
+        self._options = options
+        self._precision = choose_precision(self._core, options)
         for shape in attention_shapes(model):
-            self_test(core, precision.body, shape, precision.tolerance)
-        self._embeddings, self._packed = Arena(), Arena()
+            self_test(self._core, self._precision.body, shape, self._precision.tolerance)
         loaded = LoadedBytes(num_packed_bytes(model), report)
         with ThreadPoolExecutor(1) as pool:
             # The head is there once, not as the plugin's copy and as ours, before anything else as large is made.
-            head = pool.submit(Head, core, model, options, precision.head, loaded)
-            layers = pack_layers(model, options.dtype, self._packed, loaded, options.wide_weights)
+            head = pool.submit(Head, self._core, model, options, self._precision.head, loaded)
+            layers = self._pack(loaded)
             self._head = head.result()
         trim_heap()
-        graph = build_body(model, options.dtype, options.max_model_len, layers, self._embeddings, loaded)
-        body = core.compile_model(graph, "CPU", precision.body)
+        self._embeddings = Embeddings(model, options)
+        body = self._compile(layers)
         ports = cache_ports(body)
         num_blocks = num_cache_blocks(
             sum(port.block_bytes for port in ports),
@@ -95,6 +115,18 @@ class Program:
         )
         self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
         self.cache = allocate(ports, num_blocks + 1)
+        self._request(body)
+
+    def _pack(self, loaded: LoadedBytes) -> PackedLayers:
+        """The weights of all layers, in memory of their own for each of them."""
+        self._packed = [Arena() for _ in range(self._model.config.num_layers)]
+        return pack_layers(self._model, self._options.dtype, self._packed, loaded, self._options.wide_weights)
+
+    def _compile(self, layers: PackedLayers) -> ov.CompiledModel:
+        graph = build_body(self._model, self._options.max_model_len, layers)
+        return self._core.compile_model(graph, "CPU", self._precision.body)
+
+    def _request(self, body: ov.CompiledModel) -> None:
         self._body = body.create_infer_request()
         for name, tensor in self.cache.items():
             self._body.set_tensor(name, tensor)
@@ -105,7 +137,7 @@ class Program:
     def start(self, inputs: StepInputs) -> None:
         """Begin to compute the body; returns at once."""
         feed = self._feed
-        feed.set("token_ids", inputs.token_ids)
+        feed.set("embeddings", self._embeddings.rows(inputs.token_ids))
         feed.set("positions", inputs.positions)
         feed.set("past_lens", inputs.past_lens)
         feed.set("starts", inputs.starts)
@@ -127,6 +159,29 @@ class Program:
 
     # ------------------------------------------------------------ before the first step
 
+    def lay_out(self) -> None:
+        """Compute one token, and give back what was packed of each layer as soon as the plugin has it in its own form.
+
+        It lays out the weights of a product when it comes to it. A layer that has written its keys shows that all
+        before it are done, so weights are never there twice, but for those of a layer or two.
+        """
+        if not gives_back_early(self._options.dtype):
+            return
+        self._gave_back_early = True
+        cells = [self.cache[f"key_cache.{layer}"].data[SCRATCH_BLOCK] for layer in range(self._model.config.num_layers)]
+        blocks = [block.view(np.uint8) for block in cells]
+        for block in blocks:
+            block.fill(_UNWRITTEN)
+        self.start(uniform_inputs(1, 0, self.cache_shape))
+        for packed, block in zip(self._packed[:-1], blocks[1:], strict=True):
+            while (block == _UNWRITTEN).all() and not self._body.wait_for(1):
+                pass
+            packed.release()
+        self.hidden_states()
+        self._packed[-1].release()
+        for block in blocks:
+            block.fill(0)
+
     def measure_rates(self) -> StepRates:
         """Step time as a line through two sizes, and a pass over some context; takes a few steps of time.
 
@@ -140,10 +195,18 @@ class Program:
 
     def warm_up(self, max_num_tokens: int) -> None:
         """Run every bucket of up to `max_num_tokens` tokens once, so that no request pays for a first time."""
+        self._run_sizes(max_num_tokens)
+        if self._gave_back_early and any(packed.was_read() for packed in self._packed):
+            # Some size wanted weights in another form, and found zeros.
+            self._request(self._compile(self._pack(LoadedBytes(0, None))))
+            self._run_sizes(max_num_tokens)
+        for packed in self._packed:
+            packed.release()
+        trim_heap()
+
+    def _run_sizes(self, max_num_tokens: int) -> None:
         for size in buckets_up_to(max_num_tokens):
             self._time_step(size)
-        self._packed.release()
-        trim_heap()
 
     def _best_time(self, num_rows: int, repeats: int) -> float:
         """The best of some runs; the first of a size pays for being the first."""
