@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -134,6 +134,12 @@ class ModelConfig:
         if self.unrotated_layers and self.unrotated_layers[layer]:
             return None
         return self.local_rope if self.local_rope and self.window_of(layer) else self.rope
+
+
+def tokens_within(vocab_size: int, token_ids: Iterable[int]) -> tuple[int, ...]:
+    """Those that there are, once each: configs of small models often keep the special tokens of large ones, which no
+    text of theirs can have."""
+    return tuple(dict.fromkeys(token for token in token_ids if 0 <= token < vocab_size))
 
 
 def all_but_every(period: int, num_layers: int) -> tuple[bool, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from chairlift.models.config import ModelConfig, all_but_every
+from chairlift.models.config import ModelConfig, all_but_every, tokens_within
 from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS, MAX_SIZE
 from chairlift.models.files import shown
 from chairlift.models.gguf import GGUF
@@ -70,7 +70,10 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         if gguf.has(key) and gguf.num_elements(key) != vocab_size:
             raise gguf.error(f"{key} has {gguf.num_elements(key)} entries for a vocabulary of {vocab_size}")
     ends = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    bos = "tokenizer.ggml.bos_token_id"
+    bos, eos = (
+        tokens_within(vocab_size, [gguf.integer(key) for key in named if gguf.has(key)])
+        for named in (["tokenizer.ggml.bos_token_id"], ends)
+    )
     layer_norm = keys.has("attention.layer_norm_epsilon")
     max_model_len = keys.size("context_length", MAX_CONTEXT)
     rope = rope_from_gguf(keys, head_size, max_model_len)
@@ -96,8 +99,8 @@ def config_from_gguf(gguf: GGUF, architecture: str) -> ModelConfig:
         num_experts=num_experts,
         experts_per_token=keys.size("expert_used_count", MAX_EXPERTS, low=0) if num_experts else 0,
         expert_size=(expert_size or keys.size("feed_forward_length", MAX_SIZE)) if num_experts else 0,
-        bos_token_id=gguf.integer(bos) if gguf.has(bos) else None,
-        eos_token_ids=tuple(dict.fromkeys(gguf.integer(key) for key in ends if gguf.has(key))),
+        bos_token_id=bos[0] if bos else None,
+        eos_token_ids=eos,
     )
 
 

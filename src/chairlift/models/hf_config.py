@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from chairlift.models.config import Activation, ModelConfig
+from chairlift.models.config import Activation, ModelConfig, tokens_within
 from chairlift.models.fields import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.files import shown
 from chairlift.models.rope import Rope, longrope_amplitude, yarn_amplitude
@@ -40,7 +40,8 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
     head_size = fields.integer("head_dim", 2, 4096, max(hidden_size // num_heads, 1))
     max_model_len = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, 2048)
     rope = rope_from_json(fields, rope_fields(fields), head_size, max_model_len)
-    bos = fields.token_ids("bos_token_id", 1)
+    vocab_size = fields.integer("vocab_size", 1, MAX_SIZE)
+    bos = tokens_within(vocab_size, fields.token_ids("bos_token_id", 1))
     return ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -49,7 +50,7 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
         num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, num_heads),
         head_size=head_size,
         intermediate_size=fields.integer("intermediate_size", 1, MAX_SIZE),
-        vocab_size=fields.integer("vocab_size", 1, MAX_SIZE),
+        vocab_size=vocab_size,
         max_model_len=_stretched(rope, max_model_len),
         norm_eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
         rope=rope,
@@ -59,7 +60,7 @@ def config_from_json(values: Mapping[str, Any], architecture: str, where: str) -
         activation=_activation(fields),
         mlp_bias=fields.flag("mlp_bias", False),
         bos_token_id=bos[0] if bos else None,
-        eos_token_ids=fields.token_ids("eos_token_id"),
+        eos_token_ids=tokens_within(vocab_size, fields.token_ids("eos_token_id")),
     )
 
 

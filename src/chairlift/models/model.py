@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chairlift.models.config import ModelConfig
+from chairlift.models.config import ModelConfig, tokens_within
 from chairlift.models.families import Family, family_of_gguf, family_of_json
 from chairlift.models.files import exists, read_config, shown
 from chairlift.models.generation import generation_defaults
@@ -83,5 +83,6 @@ def _read_folder_config(folder: Path) -> tuple[Family, ModelConfig, Mapping[str,
     if exists(generation_path):
         generation = read_config(generation_path)
         eos_token_ids, sampling = generation_defaults(generation, shown(generation_path))
-        config = replace(config, eos_token_ids=eos_token_ids or config.eos_token_ids, sampling_defaults=sampling)
+        ends = tokens_within(config.vocab_size, eos_token_ids) or config.eos_token_ids
+        config = replace(config, eos_token_ids=ends, sampling_defaults=sampling)
     return family, config, values

@@ -55,7 +55,7 @@ class Tokenizer:
         self.vocab_size = max(first.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
         """Tokens in the vocabulary; the model may compute logits for more, which are never text."""
         self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids = tuple(token for token in eos_token_ids if 0 <= token < self.vocab_size)
         special = [token for token in self._added.values() if token.special]
         self.special_token_ids = frozenset(token.id for token in special)
         self.scanner = SpecialScanner(special)
@@ -63,7 +63,7 @@ class Tokenizer:
         self._never_text = self.special_token_ids - {unk_token_id}
         self._all_bytes = TokenBytes(self.vocab_size, self._make_bytes)
         self._text_bytes = TokenBytes(self.vocab_size, self._make_text_bytes)
-        named = (bos_token_id, unk_token_id, *eos_token_ids, *prefix, *suffix)
+        named = (bos_token_id, unk_token_id, *prefix, *suffix)
         if any(token is not None and not 0 <= token < self.vocab_size for token in named):
             raise InvalidModel(f"a special token lies outside the vocabulary of {self.vocab_size} tokens")
 
