@@ -44,6 +44,10 @@ class FakeHub:
     cuts: list[int] = field(default_factory=list)
     spoiled: set[str] = field(default_factory=set)
     knows_ranges: bool = True
+    range_shift: int = 0
+    """Parts are sent that begin so many bytes after the one that was asked for."""
+    surplus: bytes = b""
+    """Sent after every file."""
     hold: threading.Event = field(default_factory=threading.Event)
     asked: list[Asked] = field(default_factory=list)
     asked_of_store: list[Asked] = field(default_factory=list)
@@ -120,11 +124,14 @@ def _handler(hub: FakeHub, *, is_store: bool) -> type[BaseHTTPRequestHandler]:
             data, status = hub.files[name], 200
             if name in hub.spoiled:
                 data = bytes(len(data))
+            data += hub.surplus
             asked = self.headers.get("range")
+            headers = dict(headers or {})
             if asked is not None and hub.knows_ranges:
-                first = int(asked.removeprefix("bytes=").removesuffix("-"))
+                first = int(asked.removeprefix("bytes=").removesuffix("-")) + hub.range_shift
+                headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
                 data, status = data[first:], 206 if first < len(data) else 416
-            self.reply(status, headers or {}, data)
+            self.reply(status, headers, data)
 
         def reply(self, status: int, headers: dict[str, str], data: bytes = b"") -> None:
             self.send_response(status)

@@ -299,6 +299,27 @@ def test_a_server_without_parts_begins_anew(hub: FakeHub, tiny: dict[str, bytes]
     assert all((path / name).read_bytes() == tiny[name] for name in tiny)
 
 
+@pytest.mark.parametrize("shift", [-900, 10])
+def test_a_server_that_sends_another_part(hub: FakeHub, tiny: dict[str, bytes], shift: int) -> None:
+    """One that begins before what was asked for serves; one that begins after it leaves a gap, and is asked again."""
+    hub.files = {"config.json": tiny["config.json"], "model.safetensors": tiny["model.safetensors"]}
+    hub.cuts, hub.range_shift = [9999, 1000], shift
+    waits: list[float] = []
+    if shift > 0:
+        with pytest.raises(InvalidModel, match="another part than was asked for"):
+            pull(waits=waits)
+        hub.range_shift = 0
+    assert (pull(waits=waits) / "model.safetensors").read_bytes() == tiny["model.safetensors"]
+    assert len(waits) == (5 if shift > 0 else 1)
+    assert {asked.range for asked in hub.asked_of_store if asked.method == "GET"} == {None, "bytes=1000-"}
+
+
+def test_more_than_the_hub_says_is_refused_at_once(hub: FakeHub, cache: Path) -> None:
+    hub.surplus = b"x"
+    assert "not what the hub says it is" in refusal()
+    assert len(hub.asked) + len(hub.asked_of_store) < 5 and not list(cache.rglob("*.incomplete"))
+
+
 def test_two_at_once_get_it_once(hub: FakeHub, tiny: dict[str, bytes]) -> None:
     hub.files["model.safetensors"] = tiny["model.safetensors"]
     with ThreadPoolExecutor(2) as pool:

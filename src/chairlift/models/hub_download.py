@@ -50,6 +50,7 @@ SPARE_BYTES = 64 << 20
 """Left free on the disk."""
 
 _ETAG = re.compile(r"[A-Za-z0-9][\w-]{7,127}", re.ASCII)
+_PART = re.compile(r"bytes +(\d{1,15})-", re.ASCII)
 _BUSY = (408, 429, 500, 502, 503, 504)
 
 # Asking for a model tells nobody more than that; the library would first ask its makers whom to tell of.
@@ -237,18 +238,21 @@ class _Copy:
 
     def _fill(self, out: BinaryIO, progress: Callable[[int], None], sleep: Callable[[float], None]) -> None:
         num_failed = 0
-        while True:
-            begun = out.seek(0, os.SEEK_END)
-            if begun > self.file.size:
-                out.truncate(begun := 0)
-            if begun == self.file.size:
-                return
+        begun = out.seek(0, os.SEEK_END)
+        if begun > self.file.size:
+            out.truncate(begun := 0)
+        furthest = begun
+        while begun != self.file.size:
             try:
                 self._receive(out, begun, progress)
-                if out.seek(0, os.SEEK_END) < self.file.size:
+                begun = out.seek(0, os.SEEK_END)
+                if begun < self.file.size:
                     raise ConnectionError("the answer ended early")
+                return  # too much too, whose hash will not agree
             except (_ClientError, ConnectionError) as error:
-                num_failed = 1 if out.seek(0, os.SEEK_END) > begun else num_failed + 1
+                begun = out.seek(0, os.SEEK_END)
+                num_failed = 1 if begun > furthest else num_failed + 1
+                furthest = max(furthest, begun)
                 if num_failed > NUM_RETRIES or not _is_passing(error):
                     raise
                 sleep(FIRST_WAIT_S * 2 ** (num_failed - 1))
@@ -268,13 +272,18 @@ class _Copy:
             if response.status_code >= 400:
                 response.read()
             hf_raise_for_status(response)
+            part = _PART.match(response.headers.get("content-range", ""))
             if response.status_code != 206:
                 out.truncate(begun := 0)
+            elif part is not None and int(part[1]) > begun:
+                raise ConnectionError("the server sends another part than was asked for")
+            elif part is not None:
+                out.truncate(begun := int(part[1]))
             for piece in response.iter_bytes():  # as they come: of larger ones the last would be lost in a cut
                 out.write(piece)
                 begun += len(piece)
                 if begun > self.file.size:
-                    return  # and the hash will not agree
+                    return
                 progress(begun)
 
 
