@@ -111,7 +111,7 @@ def random_blocks(encoding: str, count: int) -> bytes:
 
 
 def test_the_table_of_types_is_the_one_of_the_writers() -> None:
-    assert {e.label: (e.unit, e.unit_bytes) for e in Encoding if e.label in UNITS} == UNITS
+    assert {e.label: (e.unit, e.unit_bytes) for e in Encoding if e.name in UNITS} == UNITS
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from chairlift.text.answers import AnswerReader
 from chairlift.text.parts import CallBegin, Content, Reasoning
-from chairlift.text.reasoning import MAX_SPACES, REASONING_FORMATS, ReasoningReader
+from chairlift.text.reasoning import MAX_SPACES, REASONING_FORMATS
 from chairlift.text.tools import TOOL_FORMATS, ToolReader
 from text.assembled import Assembled, places, read, same_however_cut
 
@@ -43,7 +43,7 @@ LONG = " " * (MAX_SPACES + 5)
     ],
 )
 def test_division(begins: bool, text: str, reasoning: str, content: str) -> None:
-    whole = same_however_cut(lambda: ReasoningReader(QWEN, begins=begins), text, [2, 9])
+    whole = same_however_cut(lambda: QWEN.reader(begins=begins), text, [2, 9])
     assert whole == Assembled(content, reasoning)
 
 
@@ -68,7 +68,7 @@ words = st.sampled_from(
 @given(text=st.lists(words, max_size=15).map("".join), cuts=places, begins=st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_any_text_in_any_pieces_gives_the_same(text: str, cuts: list[int], begins: bool) -> None:
-    whole = same_however_cut(lambda: ReasoningReader(QWEN, begins=begins), text, cuts)
+    whole = same_however_cut(lambda: QWEN.reader(begins=begins), text, cuts)
     if "<think>" not in text and not begins:
         assert whole == Assembled(text)
 
@@ -84,14 +84,14 @@ def test_any_text_in_any_pieces_gives_the_same(text: str, cuts: list[int], begin
 @settings(max_examples=30, deadline=None)
 def test_thought_and_calls_in_any_pieces(form: str, text: str, cuts: list[int], begins: bool) -> None:
     def make() -> AnswerReader:
-        return AnswerReader(ReasoningReader(QWEN, begins=begins), ToolReader(TOOL_FORMATS[form], ["f"]))
+        return AnswerReader(QWEN.reader(begins=begins), ToolReader(TOOL_FORMATS[form], ["f"]))
 
     same_however_cut(make, text, cuts)
 
 
 def test_thought_is_not_searched_for_calls_and_counted() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    reader = AnswerReader(ReasoningReader(QWEN, begins=False), ToolReader(TOOL_FORMATS["hermes"], ["f"]))
+    reader = AnswerReader(QWEN.reader(begins=False), ToolReader(TOOL_FORMATS["hermes"], ["f"]))
     parts = [part for piece in ("<think>", "I call", call, "</think>", "\n\n", call) for part in reader.push(piece, 1)]
     assert parts[:2] == [Reasoning("I call"), Reasoning(call)]
     assert parts[2] == CallBegin(0, "f")
@@ -105,5 +105,5 @@ def test_without_anything_to_find_text_is_content() -> None:
     assert reader.push("") == []
     assert reader.finish() == []
     assert read(AnswerReader(None, None), ["a", "b"]) == Assembled("ab")
-    make = partial(AnswerReader, ReasoningReader(R1, begins=True))
+    make = partial(AnswerReader, R1.reader(begins=True))
     assert read(make(None), ["a", "</think>", "b"]) == Assembled("b", "a")

@@ -43,7 +43,7 @@ class Encoding(Enum):
     GPTQ4 = ("GPTQ", 8, 4)
     PACKED4 = ("pack-quantized int4", 8, 4)
     PACKED8 = ("pack-quantized int8", 4, 4)
-    F4_E2M1 = ("MXFP4 with scales apart", 2, 1)
+    F4_E2M1 = ("MXFP4", 2, 1)
 
     def __init__(self, label: str, unit: int, unit_bytes: int) -> None:
         self.label = label

@@ -10,7 +10,7 @@ from chairlift.server.ports import ChatPrompt, ServedText
 from chairlift.server.prompts import Fitted
 from chairlift.server.validate import Validated
 from chairlift.text.answers import AnswerReader
-from chairlift.text.reasoning import ReasoningFormat, ReasoningReader
+from chairlift.text.reasoning import ReasoningFormat
 
 END_TOKENS = 16
 """Tokens of a prompt in which it may open a thought."""
@@ -21,7 +21,7 @@ def shown_texts(asked: Validated, text: ServedText) -> tuple[str, ...]:
     if not asked.show.chat:
         return ()
     form = text.manners.reasoning_format
-    tags = () if form is None else (form.opening, form.closing)
+    tags = () if form is None else form.special_texts
     return tags if asked.tools is None else (*tags, *asked.tools.form.special_texts)
 
 
@@ -32,7 +32,7 @@ def reader_opener(asked: Validated, text: ServedText, prompt: list[int]) -> Call
         return None
     begins = form is not None and _begins(form, asked, text, prompt)
     return lambda: AnswerReader(
-        None if form is None else ReasoningReader(form, begins=begins),
+        None if form is None else form.reader(begins=begins),
         None if tools is None else tools.reader(),
     )
 
@@ -44,19 +44,13 @@ def after_thought(fitted: Fitted, text: ServedText) -> Fitted:
         return fitted
 
     def changed(params: SamplingParams, prompt: list[int]) -> SamplingParams:
-        begins = _begins(form, asked, text, prompt)
-        if params.structured_outputs is None or (not begins and _is_closed(form, text, prompt)):
+        tags = form.tags_before(_end(text, prompt), begins=_begins(form, asked, text, prompt))
+        if params.structured_outputs is None or tags is None:
             return params
-        tags = ("" if begins else form.opening, form.closing)
         return replace(params, structured_outputs=replace(params.structured_outputs, after=tags))
 
     params = [changed(one, prompt) for one, prompt in zip(fitted.params, fitted.prompts, strict=True)]
     return replace(fitted, params=params)
-
-
-def _is_closed(form: ReasoningFormat, text: ServedText, prompt: list[int]) -> bool:
-    """Whether the prompt itself has the thought behind it: some templates are told so not to let a model think."""
-    return _end(text, prompt).rstrip().endswith(form.closing)
 
 
 def _end(text: ServedText, prompt: list[int]) -> str:
@@ -67,6 +61,5 @@ def _begins(form: ReasoningFormat, asked: Validated, text: ServedText, prompt: l
     """Whether an answer begins as thought."""
     (chat,) = asked.prompts
     if isinstance(chat, ChatPrompt) and chat.continue_final_message:
-        said: str = chat.messages[-1]["content"]
-        return said.rfind(form.opening) > said.rfind(form.closing)
+        return form.begins_within(chat.messages[-1]["content"])
     return form.begins_after(_end(text, prompt))

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from itertools import chain
 
 from chairlift.text.parts import Content, Part
-from chairlift.text.reasoning import ReasoningReader
+from chairlift.text.reasoning import AnyReasoningReader
 from chairlift.text.tools import ToolReader
 
 
 class AnswerReader:
     """Text in, parts out, as soon as they are certain. Joined, they are the same however the text came in pieces."""
 
-    def __init__(self, reasoning: ReasoningReader | None, tools: ToolReader | None) -> None:
+    def __init__(self, reasoning: AnyReasoningReader | None, tools: ToolReader | None) -> None:
         self._reasoning = reasoning
         self._tools = tools
         self.num_reasoning_tokens = 0

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 
 from chairlift.core.structured import StructuredOutputs
+from chairlift.text.harmony import FINAL, rules_before_final
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -60,6 +61,8 @@ def _named(name: str, text: str) -> dict[str, Any]:
 
 def _after_thought(opening: str, closing: str) -> list[str]:
     """An answer after any text that ends with `closing`; with `opening`, only if it begins with that."""
+    if closing == FINAL:
+        return rules_before_final(begun=not opening)
     begun = "thought gap" if not opening else f"({literal(opening)} thought gap)?"
     return [f"start: {begun} answer", f"thought[suffix={literal(closing)}]: /(?s:.*)/", r"gap: /\n{0,2}/"]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from chairlift.text.harmony import HARMONY, HarmonyFormat, HarmonyReader
 from chairlift.text.parts import Content, Part, Reasoning
 
 
 @dataclass(frozen=True, slots=True)
-class ReasoningFormat:
+class TaggedFormat:
     """How models of one kind think: between two tags.
 
     With `begins` an answer is thought from its first character on, whether or not it opens with the tag: some models
@@ -28,24 +29,54 @@ class ReasoningFormat:
             return False
         return self.begins or prompt_end.endswith(self.opening)
 
+    @property
+    def mark(self) -> str:
+        """What templates of such models write, and no others: one that writes a closing tag knows thought."""
+        return self.closing
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """Special tokens that a reader must see."""
+        return self.opening, self.closing
+
+    def begins_within(self, said: str) -> bool:
+        """Whether what goes on a message begins as thought."""
+        return said.rfind(self.opening) > said.rfind(self.closing)
+
+    def tags_before(self, prompt_end: str, *, begins: bool) -> tuple[str, str] | None:
+        """What may stand before the form that an answer must have: see `StructuredOutputs.after`.
+
+        None where the prompt itself has the thought behind it: some templates are told so not to let a model think.
+        """
+        if not begins and prompt_end.rstrip().endswith(self.closing):
+            return None
+        return "" if begins else self.opening, self.closing
+
+    def reader(self, *, begins: bool) -> ReasoningReader:
+        return ReasoningReader(self, begins=begins)
+
+
+ReasoningFormat = TaggedFormat | HarmonyFormat
+
 
 MAX_SPACES = 64
 """Most white space beside a tag that goes with it: what is held back stays small."""
 
-REASONING_FORMATS = {
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
     form.name: form
     for form in (
-        ReasoningFormat("qwen3", "<think>", "</think>"),
-        ReasoningFormat("deepseek_r1", "<think>", "</think>", begins=True),
-        ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
+        TaggedFormat("qwen3", "<think>", "</think>"),
+        TaggedFormat("deepseek_r1", "<think>", "</think>", begins=True),
+        TaggedFormat("mistral", "[THINK]", "[/THINK]"),
+        HARMONY,
     )
 }
 """By the names that users of other servers know."""
 
 
 def reasoning_format_of(source: str) -> ReasoningFormat | None:
-    """The format that a chat template speaks of, if any: one that writes a closing tag knows thought."""
-    return next((form for form in REASONING_FORMATS.values() if form.closing in source), None)
+    """The format that a chat template speaks of, if any."""
+    return next((form for form in REASONING_FORMATS.values() if form.mark in source), None)
 
 
 class _Place(Enum):
@@ -62,7 +93,7 @@ class _Place(Enum):
 class ReasoningReader:
     """Divides one answer at its tags, as its text comes; the white space around them goes with them."""
 
-    def __init__(self, form: ReasoningFormat, *, begins: bool) -> None:
+    def __init__(self, form: TaggedFormat, *, begins: bool) -> None:
         self._form = form
         self._begins = begins
         self._place = _Place.OPENING
@@ -134,6 +165,9 @@ class ReasoningReader:
         if thought:
             parts.append(Reasoning(thought))
         return rest
+
+
+AnyReasoningReader = ReasoningReader | HarmonyReader
 
 
 def _unspaced(text: str) -> str:
