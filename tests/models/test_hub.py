@@ -23,7 +23,7 @@ from chairlift.cli.options import ready_options
 from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.llm import LLM
 from chairlift.models import hub_download, open_model, resolve
-from chairlift.models.fetch import fetched
+from chairlift.models.fetch import fetched, fetched_text
 from chairlift.models.hub_cache import cached_models
 from chairlift.models.hub_files import gguf_parts, small_files
 from chairlift.models.hub_name import HubName, parse_hub_name
@@ -432,6 +432,22 @@ def test_what_is_there_is_taken_without_asking(hub: FakeHub, tmp_path: Path) -> 
         fetched(REPO, "../v2", quiet)
 
 
+def test_a_tokenizer_comes_without_weights(hub: FakeHub, tiny: dict[str, bytes], tiny_gguf: bytes) -> None:
+    for name, data in (("tokenizer.json", b"{}"), ("additional_chat_templates/tool_use.jinja", b"x")):
+        hub.files[name] = data
+    files = fetched_text(REPO, quiet)
+    assert files.kind == "folder" and (files.path / "tokenizer.json").read_bytes() == b"{}"
+    assert not hub.asked_of_store and not (files.path / "model.safetensors").exists()
+    with pytest.raises(InvalidModel, match="chairlift pull"):
+        resolve(REPO)
+    assert pull() == files.path == fetched_text(REPO, quiet).path
+    hub.files = {"tiny-Q8_0.gguf": tiny_gguf}
+    hub.commit = "b" * 40
+    assert fetched_text(f"{REPO}:Q8_0", quiet).path.read_bytes() == tiny_gguf
+    with pytest.raises(InvalidModel, match="not found"):
+        fetched_text("no-such-model", quiet)
+
+
 def test_commands_and_programs_name_models_of_a_hub(hub: FakeHub) -> None:
     arguments = parse(["serve", REPO, "--revision", "main"], {})
     assert ready_options(arguments).model == f"{REPO}@{COMMIT}"
@@ -445,7 +461,7 @@ def test_commands_and_programs_name_models_of_a_hub(hub: FakeHub) -> None:
 
 def test_a_disk_without_room(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    assert "0.0 GB free" in refusal()
+    assert "and 67.1 MB left, but" in refusal() and "has 0.0 MB free" in refusal()
     assert not any("resolve" in asked.path for asked in hub.asked)
 
 

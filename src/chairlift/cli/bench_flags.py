@@ -32,8 +32,8 @@ def add_dataset_flags(parser: argparse.ArgumentParser, *, num_prompts: int) -> N
     group.add_argument(
         "--tokenizer",
         metavar="MODEL",
-        help="folder, GGUF file or installed model package whose tokenizer counts lengths and makes random prompts of "
-        "token ids (default: random words, counted as one token each)",
+        help="folder, GGUF file, installed model package or model on a hub (got without its weights) whose tokenizer "
+        "counts lengths and makes random prompts of token ids (default: random words, counted as one token each)",
     )
     group.add_argument("--random-input-len", type=int, default=128, metavar="TOKENS", help="default: %(default)s")
     group.add_argument("--random-output-len", type=int, default=128, metavar="TOKENS", help="default: %(default)s")
@@ -132,10 +132,11 @@ def samples(arguments: argparse.Namespace, *, chat: bool) -> list[Sample]:
 
 
 def _tokenizer(name: str) -> Tokenizer:
-    from chairlift.models import resolve
+    from chairlift.models.fetch import fetched_text
     from chairlift.text.loading import load_text
+    from chairlift.worker.loading import getting
 
-    return load_text(resolve(name)).tokenizer
+    return load_text(fetched_text(name, getting)).tokenizer
 
 
 def _as_text(sample: Sample, tokenizer: Tokenizer | None) -> Sample:

@@ -354,10 +354,11 @@ def _batch(arguments: argparse.Namespace, path: Path, seed: int) -> Iterable[Ask
 
 def _encoder(name: str) -> Encode:
     """Tokens of a text by a model's tokenizer, counted from 1: 0 is what simulated answers consist of."""
-    from chairlift.models.resolve import resolve
+    from chairlift.models.fetch import fetched_text
     from chairlift.text.loading import load_text
+    from chairlift.worker.loading import getting
 
-    tokenizer = load_text(resolve(name)).tokenizer
+    tokenizer = load_text(fetched_text(name, getting)).tokenizer
     return lambda text: [token + 1 for token in tokenizer.encode(text)]
 
 

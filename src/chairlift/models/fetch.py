@@ -8,7 +8,7 @@ from dataclasses import replace
 from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.models.files import shown
 from chairlift.models.hub_name import HubName, with_revision
-from chairlift.models.resolve import hub_module, hub_name_of, resolve
+from chairlift.models.resolve import ModelFiles, hub_module, hub_name_of, resolve
 
 Show = Callable[[str], Callable[[int, int], None]]
 """Given what is being got, shows how many bytes of how many are there."""
@@ -33,6 +33,22 @@ def fetched(name: str, revision: str | None, show: Show) -> str:
     except InvalidModel:
         return str(pull(hub_name, show))
     return str(replace(hub_name, revision=cache.commit_of(cache.cache_folder(), hub_name)))
+
+
+def fetched_text(name: str, show: Show) -> ModelFiles:
+    """Files whose text can be read, got from a hub unless the model is there: the tokenizer without the weights.
+
+    Raises:
+        InvalidModel: there is nothing of that name, or it cannot be got.
+    """
+    hub_name = hub_name_of(name)
+    try:
+        return resolve(name)
+    except InvalidModel:
+        if hub_name is None:
+            raise
+    pinned, path = hub_module("download").pull_text(hub_name, show)
+    return ModelFiles(pinned.model_name, path, "folder" if path.is_dir() else "gguf")
 
 
 def named_on_hub(name: str, revision: str | None) -> HubName | None:

@@ -25,7 +25,7 @@ import huggingface_hub.errors as hub_errors
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.files import shown
+from chairlift.models.files import shown, shown_bytes
 from chairlift.models.hub_cache import (
     cache_folder,
     is_offline,
@@ -49,6 +49,7 @@ MAX_COPIED_BYTES = 50 * 10**9
 SPARE_BYTES = 64 << 20
 """Left free on the disk."""
 
+_TOKENIZERS = frozenset({"tokenizer.json", "tokenizer.model"})
 _ETAG = re.compile(r"[A-Za-z0-9][\w-]{7,127}", re.ASCII)
 _PART = re.compile(r"bytes +(\d{1,15})-", re.ASCII)
 _BUSY = (408, 429, 500, 502, 503, 504)
@@ -98,6 +99,29 @@ def pull(
     if found is None:
         raise InvalidModel(f"{name}: its files are not where the cache should have them")
     return pinned, model_path(found, pinned)
+
+
+def pull_text(
+    name: HubName, show: Callable[[str], Progress], sleep: Callable[[float], None] = time.sleep
+) -> tuple[HubName, Path]:
+    """Get what turns text into tokens and back: a folder without weights, or else what `pull` gets.
+
+    The cache does not remember it as the model, which is not there.
+
+    Raises:
+        InvalidModel: see `pull`.
+    """
+    cache = cache_folder()
+    if is_offline():
+        return _cached(cache, name)
+    with _explained(name):
+        hub = _Hub(name, cache, sleep)
+        listing = hub.listing()
+        if name.pattern is None and not _TOKENIZERS.isdisjoint(listing.files):
+            hub.get(small_files(listing.files), listing, show(name.repo))
+            pinned = replace(name, revision=listing.commit)
+            return pinned, repo_folder(cache, name.repo) / "snapshots" / listing.commit
+    return pull(name, show, sleep)
 
 
 def _cached(cache: Path, name: HubName) -> tuple[HubName, Path]:
@@ -186,8 +210,8 @@ class _Hub:
         free = shutil.disk_usage(self._folder).free
         if num_bytes + SPARE_BYTES > free:
             raise InvalidModel(
-                f"{self._name}: {_gigabytes(num_bytes)} are to be got, but {shown(self._cache)} has "
-                f"{_gigabytes(free)} free (HF_HUB_CACHE names another place)"
+                f"{self._name}: {shown_bytes(num_bytes)} are to be got and {shown_bytes(SPARE_BYTES)} left, but "
+                f"{shown(self._cache)} has {shown_bytes(free)} free (HF_HUB_CACHE names another place)"
             )
 
 
@@ -368,7 +392,3 @@ def _host() -> str:
 
 def _first_line(error: object) -> str:
     return shown(next(iter(str(error).splitlines()), "") or type(error).__name__)
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB"
