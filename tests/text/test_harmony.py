@@ -103,7 +103,8 @@ def tokens_of(text: str) -> list[int]:
     [
         (False, f'{FINAL}{{"a": 1}}', True),
         (False, f'{ANALYSIS}hm {{<|end|>{NEXT}{FINAL}{{"a": 1}}', True),
-        (False, f'{ANALYSIS}a<|end|>{NEXT}<|channel|>commentary<|message|>b<|end|>{NEXT}{FINAL}{{"a": 1}}', True),
+        (False, f'{ANALYSIS}a<|end|>{NEXT}{ANALYSIS}b<|end|>{NEXT}{FINAL}{{"a": 1}}', True),
+        (False, f"{ANALYSIS}a<|end|>{NEXT}<|channel|>commentary<|message|>", False),
         (True, f'hm<|end|>{NEXT}{FINAL}{{"a": 1}}', True),
         (False, '{"a": 1}', False),
         (False, f"{FINAL}Yes.", False),

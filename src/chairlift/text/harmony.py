@@ -108,14 +108,14 @@ HARMONY = HarmonyFormat()
 
 
 def rules_before_final(begun: bool) -> list[str]:
-    """Rules of a grammar: `answer` in the message for the reader, after others. What separates them is no text.
+    """Rules of a grammar: `answer` in the message for the reader, after thought. What separates them is no text.
 
-    With `begun` an answer begins within a message.
+    With `begun` an answer begins within a thought.
     """
     end = f"text {END} {START} role"
     return [
-        f'start: {end + " " if begun else ""}other* {CHANNEL} "final" {MESSAGE} answer',
-        f'other: {CHANNEL} ("analysis" | "commentary") {MESSAGE} {end}',
+        f'start: {end + " " if begun else ""}thought* {CHANNEL} "final" {MESSAGE} answer',
+        f'thought: {CHANNEL} "analysis" {MESSAGE} {end}',
         'role: "assistant"',
         "text: /(?s:.*)/",
     ]
