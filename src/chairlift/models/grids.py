@@ -25,8 +25,15 @@ _NONLINEAR = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 
 """What the sixteen halves of IQ4 stand for."""
 _E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 """Twice what the sixteen halves of MXFP4 stand for: integers."""
-E2M1_PAIRS = np.stack((np.tile(_E2M1_DOUBLED, 16), np.repeat(_E2M1_DOUBLED, 16)), axis=1)
-"""The same of the halves of every byte, the low one first, `[256, 2]`."""
+
+
+def _pairs(values: NDArray[np.int8]) -> NDArray[np.int8]:
+    """What both halves of every byte stand for, the low one first, `[256, 2]`."""
+    return np.stack((np.tile(values, 16), np.repeat(values, 16)), axis=1)
+
+
+_NONLINEAR_PAIRS = _pairs(_NONLINEAR)
+E2M1_PAIRS = _pairs(_E2M1_DOUBLED)
 
 
 def _e8m0_halved() -> Floats:
@@ -83,6 +90,22 @@ class GridShape:
     wide: bool = False
 
 
+def packed_of_blocks(encoding: Encoding, blocks: Bytes) -> Grid | None:
+    """Blocks of four bits as executors have them, two numbers to a byte in order `[blocks, 1, bytes]`.
+
+    Signed, or 0..15 where there are offsets. None of other types.
+    """
+    match encoding:
+        case Encoding.Q4_0:
+            return Grid((_packed(blocks, 2, 18, 16) ^ np.uint8(0x88))[:, None], _float16(blocks, 0))
+        case Encoding.Q4_1:
+            return Grid(_packed(blocks, 4, 20, 16)[:, None], _float16(blocks, 0), _float16(blocks, 2))
+        case Encoding.Q4_K:
+            return Grid(_packed(blocks, 16, 144, 32)[:, None], *_steps_and_offsets(blocks))
+        case _:
+            return None
+
+
 def grid_of_blocks(encoding: Encoding, blocks: Bytes) -> Grid:
     """Blocks as stored, uint8 `[blocks, unit bytes]`, taken apart: numbers `[blocks, groups, group]`."""
     return _READERS[encoding](blocks)
@@ -116,6 +139,25 @@ def _halves(blocks: Bytes, at: int) -> NDArray[Any]:
         out[:, 0, word] = _bits(packed[:, word], 0, 4)
         out[:, 1, word] = _bits(packed[:, word], 4, 4)
     return out
+
+
+def _looked_up(halves: NDArray[Any], pairs: NDArray[np.int8]) -> NDArray[np.int8]:
+    """What the bytes of words `[blocks, ...]`, each below 16, stand for: `[blocks, numbers]`. The words are changed."""
+    codes = halves.view(np.uint16)
+    codes |= codes >> np.uint16(4)
+    codes &= np.uint16(255)
+    return np.take(pairs.view(np.uint16)[:, 0], codes).reshape(len(halves), -1).view(np.int8)
+
+
+def _packed(blocks: Bytes, first: int, last: int, run: int) -> Bytes:
+    """Runs of bytes whose low halves are numbers, then their high ones: two in order to a byte, `[blocks, bytes]`."""
+    words = _words(blocks, first, last).reshape(-1, run // 8)
+    out = np.empty((len(words), 2, run // 2), np.uint8)
+    for half in range(2):
+        numbers = _bits(words, 4 * half, 4)
+        numbers |= numbers >> np.uint64(4)
+        out[:, half] = numbers.view(np.uint8)[:, ::2]
+    return out.reshape(len(blocks), -1)
 
 
 def _signed(numbers: Bytes, middle: int) -> NDArray[np.int8]:
@@ -164,15 +206,11 @@ def _q5_1(blocks: Bytes) -> Grid:
 
 
 def _iq4_nl(blocks: Bytes) -> Grid:
-    return Grid(_NONLINEAR[_as_bytes(_halves(blocks, 2), 1)], _float16(blocks, 0))
+    return Grid(_looked_up(_halves(blocks, 2), _NONLINEAR_PAIRS)[:, None], _float16(blocks, 0))
 
 
 def _mxfp4(blocks: Bytes) -> Grid:
-    codes = _halves(blocks, 1).view(np.uint16)  # two numbers each, one a byte
-    codes |= codes >> np.uint16(4)
-    codes &= np.uint16(255)
-    numbers = np.take(E2M1_PAIRS.view(np.uint16)[:, 0], codes)
-    return Grid(numbers.reshape(len(blocks), -1).view(np.int8)[:, None], E8M0_HALVED[blocks[:, :1]])
+    return Grid(_looked_up(_halves(blocks, 1), E2M1_PAIRS)[:, None], E8M0_HALVED[blocks[:, :1]])
 
 
 # ---------------------------------------------------------------- blocks of 256
@@ -232,17 +270,20 @@ def _q3_k(blocks: Bytes) -> Grid:
     return Grid(_signed(_as_bytes(numbers, 16), 4), steps)
 
 
-def _q4_k(blocks: Bytes) -> Grid:
+def _steps_and_offsets(blocks: Bytes) -> tuple[Floats, Floats]:
+    """Scales and offsets of Q4_K and Q5_K, `[blocks, 8]`."""
     scales, minima = _pairs_of_six_bits(blocks)
-    numbers = _as_bytes(_nibbles(blocks, 16), 8)
-    return Grid(numbers, _float16(blocks, 0) * scales, -_float16(blocks, 2) * minima)
+    return _float16(blocks, 0) * scales, -_float16(blocks, 2) * minima
+
+
+def _q4_k(blocks: Bytes) -> Grid:
+    return Grid(_as_bytes(_nibbles(blocks, 16), 8), *_steps_and_offsets(blocks))
 
 
 def _q5_k(blocks: Bytes) -> Grid:
-    scales, minima = _pairs_of_six_bits(blocks)
     numbers = _nibbles(blocks, 48)
     numbers |= _eighths(blocks, 16, 4)
-    return Grid(_as_bytes(numbers, 8), _float16(blocks, 0) * scales, -_float16(blocks, 2) * minima)
+    return Grid(_as_bytes(numbers, 8), *_steps_and_offsets(blocks))
 
 
 def _q6_k(blocks: Bytes) -> Grid:
@@ -258,7 +299,7 @@ def _q6_k(blocks: Bytes) -> Grid:
 
 def _iq4_xs(blocks: Bytes) -> Grid:
     packed = np.ascontiguousarray(blocks[:, 8:]).reshape(-1, 16)
-    numbers = _NONLINEAR[_as_bytes(_halves(packed, 0), 1)].reshape(-1, 8, 32)
+    numbers = _looked_up(_halves(packed, 0), _NONLINEAR_PAIRS).reshape(-1, 8, 32)
     high = _words(blocks, 2, 4, 2)
     scales = np.empty((len(blocks), 8), np.uint8)
     scales[:, 0::2] = blocks[:, 4:8] & 15

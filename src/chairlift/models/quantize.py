@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.grids import BLOCK_SHAPES, Grid, GridShape, grid_of_blocks
+from chairlift.models.grids import BLOCK_SHAPES, Grid, GridShape, grid_of_blocks, packed_of_blocks
 from chairlift.models.groups import Int4Groups, Int8Groups
 from chairlift.models.rounding import (
     check_scalable,
@@ -260,7 +260,7 @@ def _keep_int4(tensor: Tensor, out: Int4Groups) -> None:
     """The file's numbers, packed in another order if they are not in ours."""
 
     def block(first: int, last: int) -> None:
-        packed = packed_rows(tensor, first, last)
+        packed = _packed(tensor, first, last)
         grid = packed or _grid(tensor, first, last)
         check_scalable(grid.scales, _FLOAT32_MAX, tensor.name)
         if grid.offsets is not None and out.offsets is not None:
@@ -390,6 +390,16 @@ def _grid(tensor: Tensor, first: int, last: int) -> Grid:
         return grid_of_rows(tensor, first, last)
     blocks = _stored_rows(tensor, first, last).reshape(-1, tensor.encoding.unit_bytes)
     return grid_of_blocks(tensor.encoding, blocks).of_rows(last - first)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _packed(tensor: Tensor, first: int, last: int) -> Grid | None:
+    """The same of four bits, two numbers to a byte in order, where that is less work than one by one."""
+    if tensor.encoding not in BLOCK_SHAPES:
+        return packed_rows(tensor, first, last)
+    blocks = _stored_rows(tensor, first, last).reshape(-1, tensor.encoding.unit_bytes)
+    packed = packed_of_blocks(tensor.encoding, blocks)
+    return packed and packed.of_rows(last - first)
 
 
 def _in_order(tensor: Tensor, rows: NDArray[Number]) -> NDArray[Number]:

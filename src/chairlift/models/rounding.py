@@ -22,16 +22,16 @@ def check_scalable(largest: NDArray[np.float32], limit: float, name: str) -> Non
 def largest_magnitudes(numbers: NDArray[np.float32]) -> NDArray[np.float32]:
     """The largest magnitude of every row, `[rows]`; NaN if there is one.
 
-    Magnitudes are compared as integers, which order floats without their sign and NaN above infinity, and by halving
-    the flat array while the row length is even: five times as fast as a maximum along rows of 64.
+    Magnitudes are compared as integers, which order floats without their sign and NaN above infinity; by halving
+    the flat array while the row is short and its length even, else run by run: faster than a maximum along rows.
     """
     width = numbers.shape[1]
     bits = (numbers.view(np.uint32) & np.uint32(0x7FFFFFFF)).ravel()
-    while width % 2 == 0:
+    while width % 2 == 0 and width < 32:
         bits = np.maximum(bits[0::2], bits[1::2])
         width //= 2
     if width > 1:
-        bits = bits.reshape(-1, width).max(axis=1)
+        bits = np.maximum.reduceat(bits, np.arange(0, len(bits), width))
     return bits.view(np.float32)
 
 
@@ -55,11 +55,15 @@ def inverse(scales: NDArray[np.float16]) -> NDArray[np.float32]:
 
 
 def round_bfloat16(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """The upper halves of float32 numbers, which are left alone, rounded to nearest, ties to even."""
     bits = numbers.view(np.uint32)
-    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
-    missing = np.isnan(numbers)
-    if missing.any():
-        rounded[missing] = 0x7FC0
+    raised = bits >> np.uint32(16)
+    raised &= np.uint32(1)
+    raised += np.uint32(0x7FFF)
+    raised += bits
+    rounded = raised.view("<u2")[..., 1::2]
+    if np.isnan(numbers.max()):
+        rounded[np.isnan(numbers)] = 0x7FC0
     return rounded
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -28,9 +28,10 @@ PROGRAM_BYTES = 50 << 20
 _PACKING_BYTES = 45 << 20
 """What there is of that, and of blocks being rounded, while weights are packed."""
 _FLOAT32_BYTES = 80 << 20
-"""What the plugin's kernels take more in float32, measured with two models."""
-_OFFSET_BYTES = 12
-"""What a group of four-bit numbers with an offset takes more than its weights, measured with one model."""
+"""What the plugin's kernels take more in float32, measured with two models; and a quarter of the layers, the weights of
+`down`, is there in a second form, for steps of one token."""
+_OFFSET_PRODUCT_BYTES = 200 << 10
+"""What a product takes whose four-bit numbers have offsets: it is two, and sums, prepared for all sizes of step."""
 STEP_TOKENS = 512
 """Tokens of a step whose intermediate results are counted."""
 _ENCODER_BYTES = 120 << 20
@@ -45,14 +46,17 @@ class MemoryNeed:
 
     `weight_bytes` are without the embedding, which stays in the file. `loading_bytes` are those of the moment when
     there is most, without the cache; `running_bytes` remain of them. A token in the cache takes `token_bytes`. A step
-    over one token reads `read_bytes` of weights.
+    over one token reads `read_bytes` of weights in `dtype`; `num_offset_products` of its products are of four bits with
+    offsets.
     """
 
+    dtype: Dtype
     weight_bytes: int
     loading_bytes: int
     running_bytes: int
     token_bytes: float
     read_bytes: int
+    num_offset_products: int
 
     def with_cache(self, cache_bytes: float) -> int:
         """The most there ever is."""
@@ -66,8 +70,8 @@ def memory_need(
 
     In eight bits, `head_group` numbers of the head share a scale.
 
-    The head is there twice while the layers are packed. The layers are not (see `Program.lay_out`), unless it has to be
-    known first that nobody needs what they were made from.
+    The head is there twice while the layers are packed. Of the layers only two are (see `Program.lay_out`), unless it
+    has to be known first that nobody needs what they were made from.
     """
     kinds = weight_kinds(model, dtype, wide, head_group)
     sizes = {name: _packed_bytes(model.weights.tensor(name), *kind) for name, kind in kinds.items() if name != "embed"}
@@ -75,14 +79,19 @@ def memory_need(
     layers = sum(sizes.values())
     experts = sum(num_bytes for name, num_bytes in sizes.items() if is_expert(name))
     weight_bytes = head + layers
-    running_bytes = weight_bytes + _overhead_bytes(model.config) + _kernel_bytes(model, kinds, layers)
-    at_end = running_bytes + (layers // model.config.num_layers if gives_back_early(dtype) else layers)
+    num_offset_products = sum(_has_offsets(model.weights.tensor(name), dtype) for name, (dtype, _) in kinds.items())
+    running_bytes = weight_bytes + _overhead_bytes(model.config) + num_offset_products * _OFFSET_PRODUCT_BYTES
+    if dtype == "float32":
+        running_bytes += layers // 4 + _FLOAT32_BYTES
+    at_end = running_bytes + (2 * layers // model.config.num_layers if gives_back_early(dtype) else layers)
     return MemoryNeed(
+        dtype,
         weight_bytes,
         max(at_end, weight_bytes + head + _PACKING_BYTES),
         running_bytes,
         token_bytes(model.config, cache),
         head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
+        num_offset_products,
     )
 
 
@@ -116,17 +125,12 @@ def _overhead_bytes(config: ModelConfig) -> int:
     return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
 
 
-def _kernel_bytes(model: Model, kinds: Mapping[str, tuple[Dtype, int]], layers: int) -> int:
-    """What the plugin keeps of the layers' weights beside their numbers.
-
-    In float32 those of `down` are there in a second form, for steps of one token.
-    """
-    if kinds["head"][0] == "float32":
-        return layers // 4 + _FLOAT32_BYTES
-    four = (model.weights.tensor(name) for name, (dtype, _) in kinds.items() if dtype == "int4" and not is_expert(name))
-    shapes = ((tensor, grid_shape(tensor)) for tensor in four if suits_int4(tensor))
-    groups = sum(tensor.rows * tensor.cols // shape.group for tensor, shape in shapes if shape and shape.has_offsets)
-    return _OFFSET_BYTES * groups
+def _has_offsets(tensor: Tensor, dtype: Dtype) -> bool:
+    """Whether a weight is packed in four bits with offsets, which make its product two products and sums."""
+    if dtype != "int4" or is_expert(tensor.name) or not suits_int4(tensor):
+        return False
+    shape = grid_shape(tensor)
+    return shape is not None and shape.has_offsets
 
 
 def token_bytes(config: ModelConfig, cache: CacheKind) -> float:

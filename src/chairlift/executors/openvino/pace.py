@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from chairlift.executors.openvino.memory import MemoryNeed
+from chairlift.executors.openvino.options import Dtype
 
-READ_SHARE = 0.85
-"""Of the bandwidth, what products with a vector reach: measured with int8 on two cores."""
+READ_SHARES: dict[Dtype, float] = {"float32": 0.86, "bfloat16": 0.6, "int8": 0.7, "int4": 0.68}
+"""Of the bandwidth, what products with a vector reach: measured with two models on two cores."""
+CACHE_SHARE = 0.4
+"""What attention reaches, whose keys and values lie in small pieces."""
 LAYER_S = 75e-6
 """What a layer costs beside its weights: small operations, and waiting of threads for each other."""
+OFFSET_PRODUCT_S = 22e-6
+"""What a product of four-bit numbers with offsets costs more: sums of its inputs, and a second product."""
 STEP_S = 3e-4
 
 
 def expected_tokens_per_s(need: MemoryNeed, num_layers: int, num_context_tokens: int, bandwidth: float) -> float:
     """Tokens a second of a single answer with so many tokens before it, where `bandwidth` bytes a second are read.
 
-    Every token reads all weights but the embedding, and the keys and values of all tokens before it. Four bits are
-    taken apart by arithmetic: on few cores they come nearer to eight than this says.
+    Every token reads all weights but the embedding, and the keys and values of all tokens before it.
     """
-    num_bytes = need.read_bytes + num_context_tokens * need.token_bytes
-    return 1 / (num_bytes / (READ_SHARE * bandwidth) + num_layers * LAYER_S + STEP_S)
+    reading_s = need.read_bytes / READ_SHARES[need.dtype] + num_context_tokens * need.token_bytes / CACHE_SHARE
+    operations_s = num_layers * LAYER_S + need.num_offset_products * OFFSET_PRODUCT_S + STEP_S
+    return 1 / (reading_s / bandwidth + operations_s)
