@@ -97,6 +97,10 @@ _GPT2_NAMES = {
     "n_head": "num_attention_heads",
     "n_positions": "max_position_embeddings",
     "layer_norm_epsilon": "layer_norm_eps",
+    "norm_epsilon": "layer_norm_eps",
+    "norm_eps": "layer_norm_eps",
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
 }
 _QWEN3_MOE = _family(
     "qwen3_moe",
@@ -254,8 +258,78 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }
+CONFIGS |= {
+    "gemma": _family(
+        "gemma", "GemmaForCausalLM", head_dim=64, hidden_act="gelu_pytorch_tanh", tie_word_embeddings=True
+    ),
+    "olmoe": _family(
+        "olmoe", "OlmoeForCausalLM", intermediate_size=64, num_experts=8, num_experts_per_tok=3, norm_topk_prob=False
+    ),
+    "exaone4": _family(
+        "exaone4",
+        "Exaone4ForCausalLM",
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        sliding_window=24,
+        sliding_window_pattern=2,
+    ),
+    "seed-oss": _family(
+        "seed_oss", "SeedOssForCausalLM", head_dim=32, attention_bias=True, attention_out_bias=False, mlp_bias=False
+    ),
+    "arcee": _family("arcee", "ArceeForCausalLM", head_dim=32, hidden_act="relu2"),
+    "nemotron": _family(
+        "nemotron",
+        "NemotronForCausalLM",
+        head_dim=32,
+        hidden_act="relu2",
+        norm_eps=1e-5,
+        partial_rotary_factor=0.5,
+        attention_bias=False,
+        mlp_bias=False,
+    ),
+    "starcoder2": _family(
+        "starcoder2",
+        "Starcoder2ForCausalLM",
+        hidden_act="gelu_pytorch_tanh",
+        norm_epsilon=1e-5,
+        sliding_window=24,
+        use_bias=True,
+        tie_word_embeddings=True,
+    ),
+    "gpt-bigcode": {
+        **_GPT2,
+        "model_type": "gpt_bigcode",
+        "architectures": ["GPTBigCodeForCausalLM"],
+        "activation_function": "gelu_pytorch_tanh",
+        "multi_query": True,
+    },
+    "gpt-neo": {
+        "model_type": "gpt_neo",
+        "architectures": ["GPTNeoForCausalLM"],
+        "hidden_size": 128,
+        "num_layers": 2,
+        "num_heads": 4,
+        "intermediate_size": 192,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 24,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": 96,
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
+}
 _JOINED = ("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth", "qwen3moe-dense", "qwen2moe")
-_SEEDS = {name: 100 + n for n, name in enumerate(_JOINED)} | {"qwen3moe-dense": 110, "gpt-oss": 137}
+LATEST = ("gemma", "olmoe", "exaone4", "seed-oss", "arcee", "nemotron", "starcoder2", "gpt-bigcode", "gpt-neo")
+"""Of those that joined last; what of them others show as well is tried in the long tier."""
+_SEEDS = {
+    **{name: 100 + n for n, name in enumerate(_JOINED)},
+    **{name: 120 + n for n, name in enumerate(LATEST)},
+    "qwen3moe-dense": 110,
+    "gpt-oss": 137,
+}
 """Of those that joined later: the others' seeds are their places in the list without them. The last two are such that
 no token of much weight has experts that tie within the rounding of bfloat16."""
 LOGIT_SCALES = {"granite": 6.7}
@@ -307,13 +381,19 @@ def expected(name: str) -> NDArray[np.float32]:
 
 def usual(config: dict[str, Any]) -> dict[str, Any]:
     """A config with the names that most families use."""
-    if config["model_type"] != "gpt2":
-        return config
     named = {_GPT2_NAMES.get(key, key): value for key, value in config.items()}
-    return {**named, "num_key_value_heads": config["n_head"], "intermediate_size": 4 * config["n_embd"]}
+    if "n_embd" in config:
+        named["intermediate_size"] = 4 * config["n_embd"]
+    if config["model_type"] in LIKE_GPT2:
+        named["num_key_value_heads"] = 1 if config.get("multi_query") else named["num_attention_heads"]
+    return named
 
 
-MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss")
+MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "olmoe")
+LIKE_GPT2 = ("gpt2", "gpt_bigcode", "gpt_neo")
+OFFSET_NORMS = ("gemma", "gemma3_text", "nemotron")
+"""Whose weights of norms are less one."""
+LAYER_NORMS = ("stablelm", "nemotron", "starcoder2", *LIKE_GPT2)
 
 
 def head_size(config: dict[str, Any]) -> int:
@@ -328,7 +408,7 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
     """
     config = usual(CONFIGS[name])
     rng = np.random.default_rng(_SEEDS[name] if name in _SEEDS else sorted(set(CONFIGS) - set(_SEEDS)).index(name))
-    offset = 1.0 if config["model_type"] == "gemma3_text" else 0.0
+    offset = 1.0 if config["model_type"] in OFFSET_NORMS else 0.0
     weights: dict[str, NDArray[np.float32]] = {}
     for key, shape, scale in _shapes(config, LOGIT_SCALES.get(name, 3.3)):
         if key.endswith(("_bias", ".bias")):
@@ -347,7 +427,7 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
 def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
     """Name, shape and scale of every weight: a matrix's outputs per input of mean square 1, a norm's mean."""
     hidden = config["hidden_size"]
-    if config["model_type"] == "gpt2":
+    if config["model_type"] in LIKE_GPT2:
         yield from _gpt2_shapes(config, logit_scale)
         return
     yield "model.embed_tokens.weight", (VOCAB_SIZE, hidden), logit_scale if config["tie_word_embeddings"] else 5.0
@@ -364,6 +444,11 @@ def _shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, t
 
 def _gpt2_shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[str, tuple[int, ...], float]]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
+    attention = [("attn.c_attn", hidden + 2 * config["num_key_value_heads"] * head_size(config), hidden, 1.3)]
+    output = "attn.c_proj"
+    if config["model_type"] == "gpt_neo":  # its scores are not scaled
+        attention = [(f"attn.attention.{name}_proj", hidden, hidden, 1.0 if name == "v" else 0.6) for name in "qkv"]
+        output = "attn.attention.out_proj"
     yield "transformer.wte.weight", (VOCAB_SIZE, hidden), logit_scale
     yield "transformer.wpe.weight", (config["max_position_embeddings"], hidden), logit_scale
     yield from _norm("transformer.ln_f", hidden, config)
@@ -372,13 +457,14 @@ def _gpt2_shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[s
         for norm in ("ln_1", "ln_2"):
             yield from _norm(prefix + norm, hidden, config)
         for name, rows, cols, scale in (
-            ("attn.c_attn", 3 * hidden, hidden, 1.3),
-            ("attn.c_proj", hidden, hidden, 1.0),
+            *attention,
+            (output, hidden, hidden, 1.0),
             ("mlp.c_fc", inner, hidden, 1.0),
             ("mlp.c_proj", hidden, inner, 1.0),
         ):
             yield f"{prefix}{name}.weight", (rows, cols), scale
-            yield f"{prefix}{name}.bias", (rows,), 0.0
+            if not name.endswith(("q_proj", "k_proj", "v_proj")):
+                yield f"{prefix}{name}.bias", (rows,), 0.0
 
 
 def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
@@ -387,7 +473,7 @@ def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, t
         ("post_attention_layernorm", "post_feedforward_layernorm")
     )
     yield name + ".weight", (size,), 6.0 if is_large else 1.0
-    if config["model_type"] in ("stablelm", "gpt2"):
+    if config["model_type"] in LAYER_NORMS:
         yield name + ".bias", (size,), 0.0
 
 
@@ -396,7 +482,7 @@ def _layer_norms(config: dict[str, Any]) -> list[str]:
         case "gemma3_text":
             pre_and_post = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
             return [f"{name}_layernorm" for name in pre_and_post]
-        case "olmo2" | "olmo3":
+        case "olmo2" | "olmo3" | "exaone4":
             return ["post_attention_layernorm", "post_feedforward_layernorm"]
         case "stablelm" if config["use_parallel_residual"]:
             return ["input_layernorm"]
@@ -416,22 +502,21 @@ def _attention(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], f
     if kind == "phi3":
         yield "self_attn.qkv_proj.weight", (q_size + 2 * kv_size, hidden), 1.3
     else:
-        has_bias = (
-            kind in ("qwen2", "qwen2_moe") or config.get("attention_bias", False) or config.get("use_qkv_bias", False)
-        )
+        says_so = (config.get(key, False) for key in ("attention_bias", "use_qkv_bias", "use_bias"))
+        has_bias = kind in ("qwen2", "qwen2_moe") or any(says_so)
         sharpness = 1.1 if kind == "smollm3" else 1.4  # its four layers add up
         for name, rows, scale in (("q", q_size, sharpness), ("k", kv_size, sharpness), ("v", kv_size, 1.0)):
             yield f"self_attn.{name}_proj.weight", (rows, hidden), scale
             if has_bias:
                 yield f"self_attn.{name}_proj.bias", (rows,), 0.0
     yield "self_attn.o_proj.weight", (hidden, q_size), 1.0
-    if config.get("attention_bias", False):
+    if config.get("attention_out_bias", config.get("attention_bias", False)) or config.get("use_bias", False):
         yield "self_attn.o_proj.bias", (hidden,), 0.0
     if kind == "gpt_oss":
         yield "self_attn.sinks", (num_heads,), 3.0
-    if kind in ("qwen3", "qwen3_moe", "gemma3_text"):
+    if kind in ("qwen3", "qwen3_moe", "gemma3_text", "exaone4"):
         yield from ((f"self_attn.{name}_norm.weight", (size,), 1.4) for name in "qk")
-    elif kind in ("olmo2", "olmo3"):
+    elif kind in ("olmo2", "olmo3", "olmoe"):
         yield from ((f"self_attn.{name}_norm.weight", (n,), 1.2) for name, n in (("q", q_size), ("k", kv_size)))
     elif config.get("qk_layernorm", False):
         for name, count in (("q", num_heads), ("k", num_kv_heads)):
@@ -448,6 +533,13 @@ def _mlp(config: dict[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, .
         yield from _experts(config)
     elif config["model_type"] == "phi3":
         yield "mlp.gate_up_proj.weight", (2 * inner, hidden), 1.0
+    elif config["model_type"] == "starcoder2":
+        for name, rows, cols in (("c_fc", inner, hidden), ("c_proj", hidden, inner)):
+            yield f"mlp.{name}.weight", (rows, cols), 1.0
+            yield f"mlp.{name}.bias", (rows,), 0.0
+        return
+    elif config["model_type"] in ("arcee", "nemotron"):
+        yield "mlp.up_proj.weight", (inner, hidden), 1.0
     else:
         yield from ((f"mlp.{name}_proj.weight", (inner, hidden), 1.0) for name in ("gate", "up"))
     if not has_experts:
@@ -460,7 +552,8 @@ def _experts(config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], flo
     if config["model_type"] == "mixtral":
         block, names, inner, count = "block_sparse_moe", ("w1", "w3", "w2"), config["intermediate_size"], 4
     else:
-        block, names, inner, count = "mlp", ("gate_proj", "up_proj", "down_proj"), config["moe_intermediate_size"], 8
+        block, names, inner, count = "mlp", ("gate_proj", "up_proj", "down_proj"), config["intermediate_size"], 8
+        inner = config.get("moe_intermediate_size", inner)
     yield f"{block}.gate.weight", (count, hidden), 4.0
     for expert in range(count):
         for name, shape in zip(names, ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from executors.families import CONFIGS, MIXTURES, VOCAB_SIZE, head_size, usual, weights_of
+from executors.families import CONFIGS, MIXTURES, OFFSET_NORMS, VOCAB_SIZE, head_size, usual, weights_of
 from models.writers import GGUF_STEMS, encode, interleave, write_gguf
 
 Floats = NDArray[np.float32]
@@ -36,13 +36,21 @@ ARCHITECTURES = {
     "mixtral": "llama",
     "qwen2_moe": "qwen2moe",
     "gpt_oss": "gpt-oss",
+    "gemma": "gemma",
+    "olmoe": "olmoe",
+    "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
+    "arcee": "arcee",
+    "nemotron": "nemotron",
+    "starcoder2": "starcoder2",
+    "gpt_bigcode": "starcoder",
 }
-PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite")
+PERMUTED = ("llama", "mistral", "mixtral", "smollm3", "granite", "arcee")
 """Whose converters put rotary pair j of a head of Q and K into its rows 2j and 2j + 1."""
-_INEXPRESSIBLE = {"qwen2-window-yarn", "dynamic", "yarn-mscale", "qwen3moe-sums", "qwen3moe-dense", "gpt2-depth"}
-NAMES = sorted(set(CONFIGS) - _INEXPRESSIBLE)
+_OF_QWEN = {"qwen2-window-yarn", "qwen3moe-sums", "qwen3moe-dense"}
+NAMES = sorted(set(CONFIGS) - _OF_QWEN - {"dynamic", "yarn-mscale", "gpt2-depth", "gpt-neo"})
 """Those that the format can express: it knows no windows of Qwen's, no dynamic scaling, no mscale, only experts
-whose weights are divided by their sum, in every layer, and no scale of scores that falls with depth."""
+whose weights are divided by their sum, in every layer, no scale of scores that falls with depth, and no GPT-Neo."""
 
 _STEMS = {
     **GGUF_STEMS,
@@ -93,8 +101,8 @@ def gguf_name(hf_name: str, model_type: str) -> str:
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         prefix = f"blk.{layer}."
-    post_norms = _POST_NORMS if model_type in ("gemma3_text", "olmo2", "olmo3") else {}
-    if model_type == "gpt_oss":
+    post_norms = _POST_NORMS if model_type in ("gemma3_text", "olmo2", "olmo3", "exaone4") else {}
+    if model_type in ("gpt_oss", "seed_oss"):
         post_norms = {"post_attention_layernorm": "post_attention_norm"}
     return f"{prefix}{ {**_STEMS, **_GPT2_STEMS, **post_norms}[stem] }.{kind}"
 
@@ -114,7 +122,7 @@ def tensors_of(name: str) -> dict[str, Floats]:
         if hf_name.endswith("shared_expert_gate.weight"):
             numbers = numbers[0]
         stem = hf_name.rsplit(".", 1)[0]
-        if kind == "gemma3_text" and numbers.ndim == 1:
+        if kind in OFFSET_NORMS and hf_name.endswith("norm.weight"):
             numbers = numbers + np.float32(1)
         if kind in PERMUTED and stem.endswith(("q_proj", "k_proj")):
             heads_key = "num_attention_heads" if stem.endswith("q_proj") else "num_key_value_heads"
@@ -168,7 +176,7 @@ def metadata_of(name: str) -> dict[str, Any]:
     is_layer_norm = "layer_norm_eps" in config
     norm = "layer_norm_epsilon" if is_layer_norm else "layer_norm_rms_epsilon"
     keys[f"attention.{norm}"] = float(config["layer_norm_eps" if is_layer_norm else "rms_norm_eps"])
-    if kind in ("phi3", "stablelm") or kind in PERMUTED:
+    if kind in ("phi3", "stablelm", "nemotron") or kind in PERMUTED:
         keys["rope.dimension_count"] = int(size * config.get("partial_rotary_factor", 1.0))
     if kind == "stablelm":
         keys["use_parallel_residual"] = config["use_parallel_residual"]

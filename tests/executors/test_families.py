@@ -25,7 +25,16 @@ from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.program import Program
 from chairlift.models import Model, ModelConfig, open_model, resolve, to_float32
 from executors.driving import Driver, Recorder, divergence, run_decoding
-from executors.families import CONFIGS, NUM_TOKENS, POSITIONS, VOCAB_SIZE, expected, tokens_of, write_checkpoint
+from executors.families import (
+    CONFIGS,
+    LATEST,
+    NUM_TOKENS,
+    POSITIONS,
+    VOCAB_SIZE,
+    expected,
+    tokens_of,
+    write_checkpoint,
+)
 from executors.families import weights_of as tensors_of
 from models.writers import encode, write_safetensors
 
@@ -187,6 +196,20 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
         {"norm_eps": 1e-1},
         {"unrotated_layers": ()},
     ],
+    "gemma": [{"embedding_scale": 1.0}, {"norm_offset": 0.0}, {"activation": "silu"}],
+    "olmoe": [{"qk_norm": "none"}, {"normalised_experts": True}, {"experts_per_token": 2}],
+    "exaone4": [
+        {"qk_norm": "none"},
+        {"post_norms": False},
+        {"sliding_layers": ()},
+        {"sliding_window": None},
+        {"unrotated_layers": ()},
+    ],
+    "arcee": [{"activation": "relu"}],
+    "nemotron": [{"norm": "rms"}, {"norm_offset": 0.0}, {"activation": "relu"}, {"rope": {"dim": 32}}],
+    "starcoder2": [{"norm": "rms"}, {"sliding_window": None}, {"activation": "relu"}],
+    "gpt-bigcode": [{"attention_scale": 1.0}, {"learned_positions": False}, {"activation": "relu"}],
+    "gpt-neo": [{"attention_scale": None}, {"sliding_layers": ()}, {"sliding_window": None}, {"activation": "relu"}],
     "gpt2-depth": [{"scale_by_depth": False}, {"activation": "relu"}],
     "stablelm-parallel": [{"qk_norm": "none"}, {"qk_norm": "zeroth"}],
     "dynamic": [{"rope": {"scaling": "none"}}, {"rope": {"factor": 1.5}}, {"rope": {"original_max_model_len": 33}}],
@@ -208,7 +231,16 @@ def changed(model: Model, change: dict[str, Any]) -> tuple[ModelConfig, dict[str
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [pytest.param(name, change, id=f"{name}: {change}") for name, changes in WITHOUT.items() for change in changes],
+    [
+        pytest.param(
+            name,
+            change,
+            id=f"{name}: {change}",
+            marks=pytest.mark.long if name in LATEST and change != changes[0] else (),
+        )
+        for name, changes in WITHOUT.items()
+        for change in changes
+    ],
 )
 def test_every_feature_moves_the_logits(name: str, change: dict[str, Any], model_of: Callable[[str], Model]) -> None:
     config, weights = changed(model_of(name), change)
@@ -237,6 +269,13 @@ def test_every_feature_moves_the_logits(name: str, change: dict[str, Any], model
         ("gpt-oss", "layers.1.router_bias"),
         *(("gpt-oss", f"layers.0.experts.{n}.{part}_bias") for n, part in enumerate(("gate", "up", "down"), 3)),
         ("gpt2", "norm_bias"),
+        ("seed-oss", "layers.1.q_bias"),
+        ("seed-oss", "layers.0.v_bias"),
+        ("nemotron", "layers.0.mlp_norm_bias"),
+        ("starcoder2", "layers.1.o_bias"),
+        ("starcoder2", "layers.0.up_bias"),
+        ("starcoder2", "layers.1.down_bias"),
+        ("gpt-neo", "layers.0.o_bias"),
     ],
 )
 def test_every_bias_moves_the_logits(name: str, weight: str, model_of: Callable[[str], Model]) -> None:

@@ -273,6 +273,81 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+ALSO: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Ministral 8B": (
+        config("MinistralForCausalLM", (4096, 12288, 4, 32, 8, 131072), head_dim=128, sliding_window=32768,
+               layer_types=["full_attention", *["sliding_attention"] * 3], rope_theta=1e8),
+        {"sliding_layers": (False, True, True, True), "sliding_window": 32768, "max_model_len": 131072},
+    ),
+    "Gemma 2B": (
+        config("GemmaForCausalLM", (2048, 16384, 18, 8, 1, 256000), head_dim=256, hidden_act="gelu",
+               hidden_activation=None, max_position_embeddings=8192, rms_norm_eps=1e-6, rope_theta=10000.0),
+        {"activation": "gelu_tanh", "embedding_scale": pytest.approx(2048**0.5), "norm_offset": 1.0,
+         "tie_embeddings": True, "q_size": 2048, "kv_size": 256, "post_norms": False, "qk_norm": "none"},
+    ),
+    "CodeGemma 7B": (
+        config("GemmaForCausalLM", (3072, 24576, 28, 16, 16, 256000), head_dim=256, hidden_act="gelu_pytorch_tanh"),
+        {"activation": "gelu_tanh", "max_model_len": 8192, "q_size": 4096},
+    ),
+    "OLMoE 1B-7B": (
+        config("OlmoeForCausalLM", (2048, 1024, 16, 16, 16, 50304), clip_qkv=None, num_experts=64,
+               num_experts_per_tok=8, norm_topk_prob=False, max_position_embeddings=4096, rope_theta=10000.0),
+        {"qk_norm": "all_heads", "num_experts": 64, "experts_per_token": 8, "normalised_experts": False,
+         "expert_size": 1024, "pre_norms": True},
+    ),
+    "EXAONE 4.0 32B": (
+        config("Exaone4ForCausalLM", (5120, 27392, 64, 40, 8, 102400), head_dim=128, max_position_embeddings=131072,
+               sliding_window=4096, sliding_window_pattern="LLLG", rope_theta=1000000, rms_norm_eps=1e-5,
+               rope_scaling={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                             "original_max_position_embeddings": 8192}),
+        {"sliding_layers": (True, True, True, False) * 16, "unrotated_layers": (False, False, False, True) * 16,
+         "qk_norm": "head", "pre_norms": False, "post_norms": True},
+    ),
+    "EXAONE 4.0 1.2B": (
+        config("Exaone4ForCausalLM", (2048, 4096, 30, 32, 8, 102400), sliding_window=None, sliding_window_pattern=None,
+               layer_types=["full_attention"] * 30, tie_word_embeddings=True),
+        {"sliding_window": None, "sliding_layers": (), "unrotated_layers": ()},
+    ),
+    "Seed-OSS 36B": (
+        config("SeedOssForCausalLM", (5120, 27648, 64, 80, 8, 155136), head_dim=128, attention_bias=True,
+               attention_out_bias=False, mlp_bias=False, max_position_embeddings=524288, rope_theta=1e7,
+               rope_scaling={"rope_type": "default"}),
+        {"attention_bias": True, "output_bias": False, "q_size": 10240, "rope.scaling": "none"},
+    ),
+    "AFM 4.5B": (
+        config("ArceeForCausalLM", (2560, 18432, 36, 20, 4, 128004), head_dim=128, hidden_act="relu2",
+               max_position_embeddings=65536, rope_theta=10000.0,
+               rope_scaling={"type": "yarn", "rope_type": "yarn", "factor": 20.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                             "mscale": 1.0, "original_max_position_embeddings": 4096}),
+        {"activation": "relu2", "gated": False, "rope.factor": 20.0, "max_model_len": 81920},
+    ),
+    "Minitron 4B": (
+        config("NemotronForCausalLM", (3072, 9216, 32, 24, 8, 256000), head_dim=128, hidden_act="relu2", norm_eps=1e-5,
+               partial_rotary_factor=0.5, max_position_embeddings=4096, rope_theta=10000),
+        {"norm": "layer", "norm_offset": 1.0, "norm_bias": True, "gated": False, "rope.dim": 64},
+    ),
+    "StarCoder2 3B": (
+        config("Starcoder2ForCausalLM", (3072, 12288, 30, 24, 2, 49152), sliding_window=4096, use_bias=True,
+               norm_epsilon=1e-5, max_position_embeddings=16384, rope_theta=999999.4420358813, eos_token_id=0),
+        {"norm": "layer", "mlp_bias": True, "output_bias": True, "attention_bias": True, "tie_embeddings": True,
+         "sliding_window": 4096, "gated": False, "activation": "gelu_tanh"},
+    ),
+    "StarCoderBase 1B": (
+        {"architectures": ["GPTBigCodeForCausalLM"], "activation_function": "gelu_pytorch_tanh", "multi_query": True,
+         "n_embd": 2048, "n_head": 16, "n_inner": 8192, "n_layer": 24, "n_positions": 8192, "vocab_size": 49152},
+        {"num_kv_heads": 1, "head_size": 128, "learned_positions": True, "max_model_len": 8192, "gated": False},
+    ),
+    "TinyStories 33M": (
+        {"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["global", "local"], 2]], "hidden_size": 768,
+         "intermediate_size": None, "num_heads": 16, "num_layers": 4, "max_position_embeddings": 2048,
+         "activation_function": "gelu_new", "window_size": 256, "vocab_size": 50257, "attention_layers": ["global"]},
+        {"sliding_layers": (False, True, False, True), "sliding_window": 256, "attention_scale": 1.0,
+         "intermediate_size": 3072, "attention_bias": False, "output_bias": True, "mlp_bias": True},
+    ),
+}  # fmt: skip
+"""Those of families that joined last."""
+
+
 def parsed(values: dict[str, Any]) -> ModelConfig:
     return family_of_json(values, "config.json").read_json(values, "config.json")
 
@@ -286,9 +361,9 @@ def check(got: ModelConfig, wanted: dict[str, Any]) -> None:
         assert found == value, path
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, *ALSO])
 def test_published_configs(name: str) -> None:
-    values, wanted = PUBLISHED[name]
+    values, wanted = (PUBLISHED | ALSO)[name]
     check(parsed(values), wanted)
 
 
@@ -329,6 +404,11 @@ UNSAID: dict[str, dict[str, Any]] = {
     "Olmo3ForCausalLM": {"max_model_len": 2048, "sliding_window": 4096, "rope.theta": 5e5, "norm_eps": 1e-5},
     "GraniteForCausalLM": {"attention_scale": 1.0, "embedding_scale": 1.0, "logit_scale": 1.0},
     "StableLmForCausalLM": {"max_model_len": 4096, "rope.dim": 16, "attention_bias": False, "norm_eps": 1e-5},
+    "OlmoeForCausalLM": {"max_model_len": 4096, "num_experts": 64, "experts_per_token": 8, "norm_eps": 1e-5},
+    "SeedOssForCausalLM": {"max_model_len": 524288, "head_size": 128, "attention_bias": True, "output_bias": False},
+    "ArceeForCausalLM": {"max_model_len": 4096, "activation": "relu2", "norm_eps": 1e-5},
+    "NemotronForCausalLM": {"max_model_len": 4096, "activation": "relu2", "rope.dim": 32, "norm_eps": 1e-5},
+    "Starcoder2ForCausalLM": {"max_model_len": 4096, "num_kv_heads": 2, "mlp_bias": True, "sliding_window": None},
 }
 """What a config of each class means where it says nothing but sizes. Source: the classes of transformers 5.24."""
 
@@ -436,6 +516,15 @@ def test_two_ways_to_say_how_a_model_turns(name: str) -> None:
         (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128), num_experts_per_tok=129), "num_experts_per_tok must be"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),
         ({"architectures": ["GPT2LMHeadModel"], "add_cross_attention": True}, "add_cross_attention"),
+        ({"architectures": ["GPTBigCodeForCausalLM"], "multi_query": False}, "multi_query false is not supported"),
+        ({"architectures": ["GPTNeoForCausalLM"], "num_layers": 3}, "4 kinds of layers for 3"),
+        ({"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["far"], 24]]}, "attention_types must be"),
+        (config("OlmoeForCausalLM", (64, 64, 4, 4, 4, 128), clip_qkv=8.0), "clip_qkv is not supported"),
+        (config("GemmaForCausalLM", (64, 64, 4, 4, 4, 128), use_bidirectional_attention=True), "use_bidirectional"),
+        (
+            config("Exaone4ForCausalLM", (64, 64, 4, 4, 4, 128), sliding_window_pattern=0),
+            "sliding_window_pattern must be",
+        ),
     ],
 )
 def test_refused_by_name(values: dict[str, Any], message: str) -> None:
@@ -467,10 +556,10 @@ ODD: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", [*PUBLISHED, *(pytest.param(name, marks=pytest.mark.long) for name in ALSO)])
 def test_odd_values_are_refused_or_make_sense(name: str) -> None:
     """Every field of every config with every odd value: read and used, or one line."""
-    values, _ = PUBLISHED[name]
+    values, _ = (PUBLISHED | ALSO)[name]
     keys = set(values) | {key for family in FAMILIES for key in family.defaults} | {"rope_parameters", "layer_types"}
     for key in sorted(keys - {"architectures", "text_config"}):
         for odd in ODD:

@@ -123,8 +123,8 @@ def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     for family in FAMILIES:
         if declared[0] in family.hf_architectures + family.hf_wrappers:
             return family
-    supported = ", ".join(name for family in FAMILIES for name in family.hf_architectures + family.hf_wrappers)
-    why = _NOT_COMPUTED.get(declared[0], f"({supported} are)")
+    supported = ", ".join(family.name for family in FAMILIES)  # not all of the long names: this is one line
+    why = _NOT_COMPUTED.get(declared[0], f"(those of {supported} are)")
     raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported {why}")
 
 
@@ -150,12 +150,13 @@ _QKV = fused("self_attn.qkv_proj", {"q": "q", "k": "kv", "v": "kv"})
 _GATE_UP = fused("mlp.gate_up_proj", {"gate": "mlp", "up": "mlp"})
 _GGUF_QKV = fused("attn_qkv", {"q": "q", "k": "kv", "v": "kv"})
 _GGUF_GATE_UP = fused("ffn_up", {"gate": "mlp", "up": "mlp"})
+_GPT2_NAMES = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "attn_norm": "ln_1", "mlp_norm": "ln_2"}
 
 FAMILIES = (
     Family("llama", ("LlamaForCausalLM",), ("llama",), _PERMUTED, has_experts=True),
     Family(
         "mistral",
-        ("MistralForCausalLM",),
+        ("MistralForCausalLM", "MinistralForCausalLM"),
         (),
         _PERMUTED,
         hf_wrappers=("Mistral3ForConditionalGeneration",),
@@ -274,6 +275,20 @@ FAMILIES = (
         from_json=features.mixtral_from_json,
     ),
     Family(
+        "gemma",
+        ("GemmaForCausalLM",),
+        ("gemma",),
+        defaults={
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+        from_json=features.gemma_from_json,
+        from_gguf=features.gemma_from_gguf,
+    ),
+    Family(
         "gemma3",
         ("Gemma3ForCausalLM",),
         ("gemma3",),
@@ -323,6 +338,68 @@ FAMILIES = (
         from_json=features.olmo3_from_json,
     ),
     Family(
+        "olmoe",
+        ("OlmoeForCausalLM",),
+        ("olmoe",),
+        has_experts=True,
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        from_json=features.olmoe_from_json,
+        from_gguf=features.olmoe_from_gguf,
+    ),
+    Family(
+        "exaone4",
+        ("Exaone4ForCausalLM",),
+        ("exaone4",),
+        defaults={"rms_norm_eps": 1e-5, "num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
+        from_json=features.exaone4_from_json,
+        from_gguf=features.exaone4_from_gguf,
+    ),
+    Family(
+        "seed_oss",
+        ("SeedOssForCausalLM",),
+        ("seed_oss",),
+        decoder_weights(gguf={"mlp_norm": "post_attention_norm"}),
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "attention_bias": True,
+            "max_position_embeddings": 524288,
+        },
+        from_json=features.seed_oss_from_json,
+    ),
+    Family(
+        "arcee",
+        ("ArceeForCausalLM",),
+        ("arcee",),
+        _PERMUTED,
+        defaults={"rms_norm_eps": 1e-5, "hidden_act": "relu2", "max_position_embeddings": 4096},
+        from_json=features.arcee_from_json,
+        from_gguf=features.arcee_from_gguf,
+    ),
+    Family(
+        "nemotron",
+        ("NemotronForCausalLM",),
+        ("nemotron",),
+        defaults={"hidden_act": "relu2", "max_position_embeddings": 4096, "partial_rotary_factor": 0.5},
+        partial_rotation=True,
+        from_json=features.nemotron_from_json,
+        from_gguf=features.nemotron_from_gguf,
+    ),
+    Family(
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        ("starcoder2",),
+        decoder_weights(hf={"up": "mlp.c_fc", "down": "mlp.c_proj"}),
+        defaults={
+            "num_key_value_heads": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+        from_json=features.starcoder2_from_json,
+        from_gguf=features.starcoder2_from_gguf,
+    ),
+    Family(
         "granite",
         ("GraniteForCausalLM",),
         ("granite",),
@@ -346,11 +423,7 @@ FAMILIES = (
         decoder_weights(
             hf_layer="h.{i}.",
             hf={
-                "embed": "wte",
-                "positions": "wpe",
-                "norm": "ln_f",
-                "attn_norm": "ln_1",
-                "mlp_norm": "ln_2",
+                **_GPT2_NAMES,
                 **fused("attn.c_attn", {"q": "q", "k": "kv", "v": "kv"}, transposed=True),
                 "o": Place("attn.c_proj", transposed=True),
                 "up": Place("mlp.c_fc", transposed=True),
@@ -364,5 +437,49 @@ FAMILIES = (
         hf_ignored=(".attn.bias", ".attn.masked_bias"),
         from_json=features.gpt2_from_json,
         from_gguf=features.gpt2_from_gguf,
+    ),
+    Family(
+        "gpt_bigcode",
+        ("GPTBigCodeForCausalLM",),
+        ("starcoder",),
+        decoder_weights(
+            hf_layer="h.{i}.",
+            hf={
+                **_GPT2_NAMES,
+                **fused("attn.c_attn", {"q": "q", "k": "kv", "v": "kv"}),
+                "o": "attn.c_proj",
+                "up": "mlp.c_fc",
+                "down": "mlp.c_proj",
+            },
+            gguf=_GGUF_QKV,
+        ),
+        defaults={"tie_word_embeddings": True, "activation_function": "gelu_pytorch_tanh"},
+        renamed=features.gpt2_fields,
+        hf_prefix="transformer.",
+        hf_ignored=(".attn.bias", ".attn.masked_bias"),
+        from_json=features.gpt_bigcode_from_json,
+        from_gguf=features.gpt2_from_gguf,
+    ),
+    Family(
+        "gpt_neo",
+        ("GPTNeoForCausalLM",),
+        (),
+        decoder_weights(
+            hf_layer="h.{i}.",
+            hf={
+                **_GPT2_NAMES,
+                "q": "attn.attention.q_proj",
+                "k": "attn.attention.k_proj",
+                "v": "attn.attention.v_proj",
+                "o": "attn.attention.out_proj",
+                "up": "mlp.c_fc",
+                "down": "mlp.c_proj",
+            },
+        ),
+        defaults={"tie_word_embeddings": True},
+        renamed=features.gpt_neo_fields,
+        hf_prefix="transformer.",
+        hf_ignored=(".attn.attention.bias", ".attn.attention.masked_bias"),
+        from_json=features.gpt_neo_from_json,
     ),
 )

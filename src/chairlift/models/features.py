@@ -165,6 +165,19 @@ def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[R
     return next(ropes), next(ropes)
 
 
+def gemma_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """The first models say GELU and mean its approximation."""
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention is not supported")
+    activation = "gelu_tanh" if config.activation == "gelu" else config.activation
+    return replace(config, activation=activation, embedding_scale=config.hidden_size**0.5, norm_offset=1.0)
+
+
+def gemma_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    """Norms have their offset in the file."""
+    return replace(config, activation="gelu_tanh", embedding_scale=config.hidden_size**0.5)
+
+
 def gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if fields.get(key) is not None:
@@ -237,6 +250,84 @@ def olmo_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
 
 def _olmo2(config: ModelConfig) -> ModelConfig:
     return replace(config, qk_norm="all_heads", pre_norms=False, post_norms=True)
+
+
+def olmoe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    if fields.get("clip_qkv") is not None:
+        raise fields.error("clip_qkv is not supported")
+    normalised = fields.flag("norm_topk_prob", False)
+    config = replace(config, qk_norm="all_heads", normalised_experts=normalised)
+    return _with_experts(fields, config, "num_experts", 64, 8)
+
+
+def olmoe_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(config, qk_norm="all_heads", normalised_experts=False)
+
+
+def exaone4_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """With windows, layers without one are not rotated. A pattern is a number, or a word with an L for each window."""
+    pattern, window = fields.get("sliding_window_pattern"), _window(fields)
+    if isinstance(pattern, str):
+        pattern = len(pattern)
+    layers = sliding_layers(fields, config.num_layers)
+    if not layers and window is not None:
+        if type(pattern) is not int or not 1 <= pattern <= MAX_LAYERS:
+            raise fields.error("sliding_window_pattern must be a number of layers, or a letter for each")
+        layers = all_but_every(pattern, config.num_layers)
+    return _exaone4(replace(config, sliding_window=window), layers)
+
+
+def exaone4_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    return _exaone4(config, sliding_pattern(keys, config.num_layers, 4) if config.sliding_window else ())
+
+
+def _exaone4(config: ModelConfig, layers: tuple[bool, ...]) -> ModelConfig:
+    unrotated = tuple(not sliding for sliding in layers) if config.sliding_window else ()
+    sliding = layers if config.sliding_window else ()
+    return replace(
+        config, qk_norm="head", pre_norms=False, post_norms=True, sliding_layers=sliding, unrotated_layers=unrotated
+    )
+
+
+def seed_oss_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, output_bias=fields.flag("attention_out_bias", False))
+
+
+def arcee_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
+    return replace(config, gated=False)
+
+
+def arcee_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(config, gated=False, activation="relu2")
+
+
+def nemotron_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    eps = fields.number("norm_eps", 0.0, 1.0, 1e-5)
+    return replace(config, norm="layer", norm_bias=True, norm_offset=1.0, norm_eps=eps, gated=False)
+
+
+def nemotron_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    """Norms have their offset in the file."""
+    return replace(config, norm="layer", norm_bias=True, gated=False, activation="relu2")
+
+
+def starcoder2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    has_bias = fields.flag("use_bias", True)
+    return replace(
+        config,
+        norm="layer",
+        norm_bias=True,
+        norm_eps=fields.number("norm_epsilon", 0.0, 1.0, 1e-5),
+        gated=False,
+        attention_bias=has_bias,
+        output_bias=has_bias,
+        mlp_bias=has_bias,
+        sliding_window=_window(fields),
+    )
+
+
+def starcoder2_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
+    return replace(config, norm="layer", norm_bias=True, gated=False, activation="gelu_tanh")
 
 
 def granite_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -313,6 +404,56 @@ def gpt2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
         scale_by_depth=fields.flag("scale_attn_by_inverse_layer_idx", False),
     )
+
+
+def gpt_bigcode_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """All heads share one of keys and values; in the other form they would lie head by head."""
+    if not fields.flag("multi_query", True):
+        raise fields.error("multi_query false is not supported")
+    return replace(gpt2_from_json(fields, config), num_kv_heads=1)
+
+
+_GPT_NEO_NAMES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "activation_function": "hidden_act",
+}
+
+
+def gpt_neo_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields as other families call them; the MLP is four times as wide as the rest if nothing is said."""
+    given = {"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "vocab_size": 50257, **values}
+    given.setdefault("activation_function", "gelu_new")
+    if given.get("intermediate_size") is None and isinstance(given["hidden_size"], int):
+        given["intermediate_size"] = 4 * given["hidden_size"]
+    return {_GPT_NEO_NAMES.get(key, key): value for key, value in given.items()}
+
+
+def gpt_neo_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Scores are not scaled, and a pattern of layers, so many times over, says which have a window."""
+    return replace(
+        _gpt2(config),
+        norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
+        attention_bias=False,
+        attention_scale=1.0,
+        sliding_window=fields.integer("window_size", 1, MAX_CONTEXT, 256),
+        sliding_layers=_local_layers(fields, config.num_layers),
+    )
+
+
+def _local_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
+    said = fields.get("attention_types")
+    layers: list[bool] = []
+    for one in [[["global", "local"], 12]] if said is None else said if isinstance(said, list) else [said]:
+        match one:
+            case [[*kinds], int(times)] if {"global", "local"}.issuperset(map(str, kinds)):
+                # One more than there are layers is enough to see that it is too many.
+                layers += ([kind == "local" for kind in kinds] * min(times, num_layers + 1))[: num_layers + 1]
+            case _:
+                raise fields.error("attention_types must be a list of lists of global and local, and how often")
+        if len(layers) > num_layers:
+            break
+    return tuple(layers)
 
 
 def gpt2_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
