@@ -279,6 +279,15 @@ def test_c3_hostile_templates_stay_small() -> None:
     assert int(growth) < 64
 
 
+def test_time_grows_with_the_conversation() -> None:
+    assert Bounds().cpu_s(1) == pytest.approx(0.1, abs=0.001)
+    assert Bounds().cpu_s(400) == pytest.approx(0.3)
+    assert Bounds().cpu_s(10_000) == 0.5
+    endless = "{% if messages | length > 1 %}" + FOREVER[1] + "{% endif %}"
+    with pytest.raises(InvalidRequest, match=r"more than 0\.001 s"):
+        ChatTemplate(endless, bounds=Bounds(0.0)).render([{"role": "user", "content": "x"}] * 2)
+
+
 def test_the_bounds_are_the_operators(tmp_path: Path) -> None:
     template = ChatTemplate("{{ messages[0].content }}", bounds=Bounds(max_chars=10))
     assert template.render([{"role": "user", "content": "x" * 10}]) == "x" * 10

@@ -178,7 +178,8 @@ class ChatTemplate:
             conversation.messages, add_generation_prompt, conversation.tools, conversation.kwargs
         )
         try:
-            return self._environment.rendered(template, variables, Meter(self._bounds, originals))
+            meter = Meter(self._bounds, originals, len(conversation.messages))
+            return self._environment.rendered(template, variables, meter)
         except TemplateRefusal as error:
             raise InvalidRequest(f"the chat template refuses these messages: {shown(error)}", "messages") from error
         except Exception as error:  # a template can fail in as many ways as a program

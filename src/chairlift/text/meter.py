@@ -25,27 +25,35 @@ class RenderLimit(Exception):
 class Bounds:
     """Bounds of one rendering. Time is the CPU time of the rendering thread, so that a busy machine does not count."""
 
-    max_cpu_s: float = 0.1
+    min_cpu_s: float = 0.1
+    cpu_s_per_message: float = 0.0005
+    """Some templates look back from every message: GPT-OSS takes 0.2 s for 750 with calls of tools."""
+    max_cpu_s: float = 0.5
     max_chars: int = 1 << 20
     """Of the output, and of any single string, list or dictionary on the way."""
+
+    def cpu_s(self, num_messages: int) -> float:
+        """What the rendering of a conversation may take."""
+        return min(self.min_cpu_s + self.cpu_s_per_message * num_messages, self.max_cpu_s)
 
 
 class Meter:
     """Counts one rendering. `spend` raises once the time is up."""
 
-    __slots__ = ("_deadline", "_left", "bounds", "num_chars", "originals")
+    __slots__ = ("_cpu_s", "_deadline", "_left", "bounds", "num_chars", "originals")
 
     _INTERVAL = 64
     """Units between two looks at the clock: each costs about a microsecond."""
 
-    def __init__(self, bounds: Bounds, originals: Mapping[int, int] | None = None) -> None:
+    def __init__(self, bounds: Bounds, originals: Mapping[int, int] | None = None, num_messages: int = 1) -> None:
         self.bounds = bounds
         self.originals = originals
         """What stand-ins stand for, if this rendering has any (see `guard`): comparisons see the originals."""
         self.num_chars = 0
         """Output so far."""
         self._left = self._INTERVAL
-        self._deadline = time.thread_time() + bounds.max_cpu_s
+        self._cpu_s = bounds.cpu_s(num_messages)
+        self._deadline = time.thread_time() + self._cpu_s
 
     def spend(self, units: int = 1) -> None:
         """Count work of about a microsecond per unit.
@@ -57,7 +65,7 @@ class Meter:
         if self._left <= 0:
             self._left = self._INTERVAL
             if time.thread_time() > self._deadline:
-                raise RenderLimit(f"it takes more than {self.bounds.max_cpu_s:g} s")
+                raise RenderLimit(f"it takes more than {self._cpu_s:.2g} s")
 
     def grow(self, size: int) -> None:
         """Count the making of something of `size` characters or elements, before it is made.
