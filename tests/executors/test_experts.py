@@ -128,6 +128,13 @@ def test_memory_of_experts_in_mxfp4(mxfp4: Model, plain: Callable[[str], Model])
     assert own.weight_bytes - rounded.weight_bytes == numbers * 4 // 32 - numbers * 2 // 64
 
 
+def test_experts_are_there_twice_while_they_are_loaded(mxfp4: Model) -> None:
+    """The plugin lays them out while it compiles, before anything can be given back."""
+    need, config = memory_need(mxfp4, "int8", "bf16"), mxfp4.config
+    numbers = 3 * config.num_layers * config.num_experts * config.expert_size * config.hidden_size
+    assert numbers * 1.125 < need.loading_bytes - need.running_bytes < need.weight_bytes
+
+
 # ---------------------------------------------------------------- malformed
 
 KEY = "model.layers.1.mlp.experts.down_proj"

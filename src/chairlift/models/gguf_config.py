@@ -112,8 +112,10 @@ def _num_experts(keys: Metadata) -> int:
     """
     count = keys.size("expert_count", MAX_EXPERTS, 0, low=0)
     if count:
-        for key, usual in (("expert_shared_count", 0), ("expert_gating_func", 1), ("expert_weights_scale", 1)):
-            if keys.number(key, -1e6, 1e6, usual) not in (usual, 0):
+        # Softmax of all scores, or (3) of those of the chosen, which is the former divided by its sum.
+        known = {"expert_shared_count": (0,), "expert_gating_func": (0, 1, 3), "expert_weights_scale": (0, 1)}
+        for key, values in known.items():
+            if keys.number(key, -1e6, 1e6, 0) not in values:
                 raise keys.gguf.error(f"{keys.prefix}.{key} is not supported")
     return count
 

@@ -71,7 +71,8 @@ def memory_need(
     In eight bits, `head_group` numbers of the head share a scale.
 
     The head is there twice while the layers are packed. Of the layers only two are (see `Program.lay_out`), unless it
-    has to be known first that nobody needs what they were made from.
+    has to be known first that nobody needs what they were made from. Experts are in any case: the plugin lays them out
+    while it compiles.
     """
     kinds = weight_kinds(model, dtype, wide, head_group)
     sizes = {name: _packed_bytes(model.weights.tensor(name), *kind) for name, kind in kinds.items() if name != "embed"}
@@ -83,7 +84,8 @@ def memory_need(
     running_bytes = weight_bytes + _overhead_bytes(model.config) + num_offset_products * _OFFSET_PRODUCT_BYTES
     if dtype == "float32":
         running_bytes += layers // 4 + _FLOAT32_BYTES
-    at_end = running_bytes + (2 * layers // model.config.num_layers if gives_back_early(dtype) else layers)
+    twice = experts + 2 * (layers - experts) // model.config.num_layers if gives_back_early(dtype) else layers
+    at_end = running_bytes + twice
     return MemoryNeed(
         dtype,
         weight_bytes,
