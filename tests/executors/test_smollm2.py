@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from chairlift.core.types import SamplingParams
 from chairlift.executors.forward import forward
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.executors.openvino.options import Dtype
 from chairlift.models import DEFAULT_MODEL, Model, open_model, resolve
 from chairlift.text import load_text
+from executors.answers import prompts, stored_answers
 from executors.driving import Driver, Recorder, divergence, run_decoding
 
 NUM_BLOCKS = 8
@@ -54,6 +56,18 @@ def test_float32_is_the_oracle(load: Callable[[Dtype], Driver], tokens: list[int
     own = run_decoding(load("float32"), tokens, 30)
     assert np.abs(own - exact[29:]).max() < 1e-3
     assert exact.std() > 2
+
+
+def test_float32_answers_as_the_oracle(load: Callable[[Dtype], Driver]) -> None:
+    """Each token of ten answers is the likeliest one after those before it."""
+    driver, params = load("float32"), SamplingParams(temperature=0.0, prompt_logprobs=0)
+    text = load_text(resolve(DEFAULT_MODEL))
+    for prompt, answer in zip(prompts(text), stored_answers(DEFAULT_MODEL), strict=True):
+        tokens = prompt + answer
+        driver.join(0, tokens, len(tokens), params=params)
+        scores = driver.step({0: len(tokens)}, scores=True).prompt_logprobs[0]
+        driver.leave(0)
+        assert [score.rank for score in scores[-len(answer) :]] == [1] * len(answer)
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("int8", 0.03), ("int4", 0.03)])
