@@ -27,6 +27,7 @@ from chairlift.models.fetch import fetched, fetched_text
 from chairlift.models.hub_cache import cached_models
 from chairlift.models.hub_files import gguf_parts, small_files
 from chairlift.models.hub_name import HubName, parse_hub_name
+from chairlift.models.inventory import inventory
 from chairlift.models.resolve import hub_name_of
 from models.fake_hub import COMMIT, FakeHub, running
 from models.writers import tiny_llama
@@ -255,6 +256,11 @@ def test_a_cut_connection_goes_on_where_it_was(hub: FakeHub, tiny: dict[str, byt
     assert waits == [1.0, 1.0, 2.0]
 
 
+def _begun(cache: Path) -> list[tuple[str, int, str | None]]:
+    entries = (entry for entry in inventory(cache) if entry.source == "hub" and entry.summary is None)
+    return [(entry.name, entry.file_bytes, entry.note) for entry in entries]
+
+
 def test_another_process_goes_on_too(hub: FakeHub, tiny: dict[str, bytes], cache: Path) -> None:
     pull_small = {"config.json": tiny["config.json"]}
     hub.files = {**pull_small, "model.safetensors": tiny["model.safetensors"]}
@@ -262,11 +268,13 @@ def test_another_process_goes_on_too(hub: FakeHub, tiny: dict[str, bytes], cache
     hub.cuts = [len(pull_small["config.json"]), 1000, *[0] * 5]
     assert "cannot be reached" in refusal()
     assert [path.stat().st_size for path in cache.rglob("*.incomplete")] == [1000]
+    assert _begun(cache) == [(REPO, 1000, f"begun: chairlift pull {REPO} goes on")]
     hub.asked_of_store.clear()
     shown = Shown()
     _, path = hub_download.pull(NAME, lambda _: shown.step)
     assert (path / "model.safetensors").read_bytes() == tiny["model.safetensors"]
     assert [asked.range for asked in hub.asked_of_store if asked.method == "GET"] == ["bytes=1000-"]
+    assert not _begun(cache)
     assert shown.steps[-1] == (size, size) and shown.steps == sorted(shown.steps)
     assert shown.steps.count((size, size)) == 1 and shown.steps[0][0] > 1000
 

@@ -21,6 +21,8 @@ from chairlift.models.files import exists, read_bytes, read_json
 from chairlift.models.hub_files import SINGLE_WEIGHTS, WEIGHTS_INDEX, gguf_parts, has_safetensors
 from chairlift.models.hub_name import HubName, is_commit
 
+PARTIAL = ".chairlift.incomplete"
+"""How the name of a file ends of which only the beginning came."""
 MAX_FILES = 10_000
 """Files of a snapshot that are looked at."""
 
@@ -124,10 +126,22 @@ class CachedModel:
         return str(HubName(self.repo, revision))
 
 
+def begun_models(cache: Path) -> Iterator[tuple[str, int]]:
+    """Repositories of which a file came in part, by name, and how many bytes of such files are there."""
+    for folder in sorted(cache.glob("models--*--*")):
+        sizes = [path.stat().st_size for path in folder.glob(f"blobs/*{PARTIAL}")]
+        if sizes:
+            yield _repo_of(folder), sum(sizes)
+
+
+def _repo_of(folder: Path) -> str:
+    return folder.name.removeprefix("models--").replace("--", "/", 1)
+
+
 def cached_models(cache: Path) -> Iterator[CachedModel]:
     """All snapshots of models in the cache, in the order of their names."""
     for folder in sorted(cache.glob("models--*--*")):
-        repo = folder.name.removeprefix("models--").replace("--", "/", 1)
+        repo = _repo_of(folder)
         refs: dict[str, list[str]] = {}
         for path in sorted((folder / "refs").rglob("*")):
             if path.is_file():

@@ -27,6 +27,7 @@ from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type:
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import shown, shown_bytes
 from chairlift.models.hub_cache import (
+    PARTIAL,
     cache_folder,
     is_offline,
     model_path,
@@ -231,7 +232,7 @@ class _Copy:
         self._url = url
         self.is_possible = _ETAG.fullmatch(file.etag) is not None and file.size <= MAX_COPIED_BYTES
         self._blob = blobs / file.etag if self.is_possible else blobs
-        self._partial = blobs / f"{file.etag}.chairlift.incomplete" if self.is_possible else blobs
+        self._partial = blobs / f"{file.etag}{PARTIAL}" if self.is_possible else blobs
 
     @property
     def lacking_bytes(self) -> int:

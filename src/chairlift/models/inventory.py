@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models.hub_cache import CachedModel, cached_models, list_files, model_path
+from chairlift.models.hub_cache import CachedModel, begun_models, cached_models, list_files, model_path, repo_folder
 from chairlift.models.hub_files import gguf_models, has_safetensors
 from chairlift.models.hub_name import HubName
 from chairlift.models.resolve import PACKAGES, ModelFiles, installed_paths
@@ -27,7 +27,7 @@ class Entry:
 
 
 def inventory(cache: Path) -> Iterator[Entry]:
-    """Packages, then the models in a hub's cache, by name."""
+    """Packages, then the models in a hub's cache, by name, then those that are still coming."""
     for package in PACKAGES:
         paths = installed_paths(package)
         if len(paths) == 1:
@@ -38,6 +38,8 @@ def inventory(cache: Path) -> Iterator[Entry]:
             yield Entry(package.name, "package", paths[0], size, None, "in pieces until it is first used")
     for cached in cached_models(cache):
         yield from _of_repository(cached)
+    for repo, num_bytes in begun_models(cache):
+        yield Entry(repo, "hub", repo_folder(cache, repo), num_bytes, None, f"begun: chairlift pull {repo} goes on")
 
 
 def _of_repository(cached: CachedModel) -> Iterator[Entry]:
