@@ -16,7 +16,11 @@ import numpy as np
 import pytest
 
 from chairlift.core.errors import InvalidModel
+from chairlift.executors.openvino.choice import choose_weights
+from chairlift.executors.openvino.options import AskedDtype
+from chairlift.executors.openvino.quantizing import quantize_model
 from chairlift.models import ModelFiles, open_model, to_bfloat16, to_float32, to_int4, to_int8
+from chairlift.models.prepared import MARK, METADATA, WEIGHTS
 from models.block_writers import ENCODERS
 from models.quantized_folders import KINDS, quantized_folder
 from models.writers import encode, tiny_llama, write_gguf
@@ -196,6 +200,20 @@ def test_mutants_of_checkpoints_quantised_for_others(tmp_path: Path, count: int,
     data = path.read_bytes()
     header_bytes = len(data) if file == "config.json" else 8 + int.from_bytes(data[:8], "little")
     assert run(ModelFiles("m", tmp_path, "folder"), path, count, header_bytes) > count // 4
+
+
+@pytest.mark.parametrize("count", FEW)
+@pytest.mark.parametrize("file", [MARK, WEIGHTS, METADATA])
+@pytest.mark.parametrize("dtype", ["int8", "int4", "auto"])
+def test_mutants_of_folders_that_quantize_wrote(tmp_path: Path, count: int, dtype: AskedDtype, file: str) -> None:
+    tiny = tiny_llama(0, num_layers=1, hidden_size=32, head_size=8, intermediate_size=32)
+    model = open_model(ModelFiles("m", tiny.write_gguf(tmp_path / "m.gguf", "Q4_1"), "gguf"))
+    quantize_model(model, choose_weights(model, dtype), tmp_path / "out")
+    path = tmp_path / "out" / file
+    data = path.read_bytes()
+    header_bytes = {MARK: len(data), WEIGHTS: 8 + int.from_bytes(data[:8], "little")}.get(file)
+    header_bytes = header_bytes or data.rindex(b".weight") + 40
+    assert run(ModelFiles("m", tmp_path / "out", "folder"), path, count, header_bytes) > count // 4
 
 
 @pytest.mark.parametrize("count", COUNTS)
