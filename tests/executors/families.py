@@ -65,6 +65,21 @@ _GEMMA3 = _family(
     tie_word_embeddings=True,
     attention_bias=False,
 )
+_GEMMA2 = _family(
+    "gemma2",
+    "Gemma2ForCausalLM",
+    hidden_activation="gelu_pytorch_tanh",
+    num_hidden_layers=3,
+    head_dim=64,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    sliding_window=24,
+    query_pre_attn_scalar=48,
+    attn_logit_softcapping=4.0,
+    final_logit_softcapping=10.0,
+    tie_word_embeddings=True,
+    attention_bias=False,
+)
+_GEMMAS = ("gemma2", "gemma3_text")
 _PHI3 = _family("phi3", "Phi3ForCausalLM", original_max_position_embeddings=256)
 _OLMO = {"num_hidden_layers": 3, "attention_bias": False}
 _STABLELM = _family(
@@ -174,6 +189,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         mlp_bias=False,
         tie_word_embeddings=True,
     ),
+    "gemma2": _GEMMA2,
     "gemma3": _GEMMA3,
     "phi3-long": {
         **_PHI3,
@@ -321,7 +337,7 @@ CONFIGS |= {
         "eos_token_id": 2,
     },
 }
-_JOINED = ("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth", "qwen3moe-dense", "qwen2moe")
+_JOINED = ("gpt2", "qwen3moe", "qwen3moe-sums", "mixtral", "gpt2-depth", "qwen3moe-dense", "qwen2moe", "gemma2")
 LATEST = ("gemma", "olmoe", "exaone4", "seed-oss", "arcee", "nemotron", "starcoder2", "gpt-bigcode", "gpt-neo")
 """Of those that joined last; what of them others show as well is tried in the long tier."""
 _SEEDS = {
@@ -332,7 +348,7 @@ _SEEDS = {
 }
 """Of those that joined later: the others' seeds are their places in the list without them. The last two are such that
 no token of much weight has experts that tie within the rounding of bfloat16."""
-LOGIT_SCALES = {"granite": 6.7}
+LOGIT_SCALES = {"granite": 6.7, "gemma2": 4.0}
 """Standard deviation of the head's outputs, where not 3.3."""
 
 
@@ -391,7 +407,7 @@ def usual(config: dict[str, Any]) -> dict[str, Any]:
 
 MIXTURES = ("qwen3_moe", "qwen2_moe", "mixtral", "gpt_oss", "olmoe")
 LIKE_GPT2 = ("gpt2", "gpt_bigcode", "gpt_neo")
-OFFSET_NORMS = ("gemma", "gemma3_text", "nemotron")
+OFFSET_NORMS = ("gemma", "gemma2", "gemma3_text", "nemotron")
 """Whose weights of norms are less one."""
 LAYER_NORMS = ("stablelm", "nemotron", "starcoder2", *LIKE_GPT2)
 
@@ -469,7 +485,7 @@ def _gpt2_shapes(config: dict[str, Any], logit_scale: float) -> Iterator[tuple[s
 
 def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...], float]]:
     # Gemma's embeddings are large: what layers add must be so too.
-    is_large = config["model_type"] == "gemma3_text" and name.endswith(
+    is_large = config["model_type"] in _GEMMAS and name.endswith(
         ("post_attention_layernorm", "post_feedforward_layernorm")
     )
     yield name + ".weight", (size,), 6.0 if is_large else 1.0
@@ -479,7 +495,7 @@ def _norm(name: str, size: int, config: dict[str, Any]) -> Iterator[tuple[str, t
 
 def _layer_norms(config: dict[str, Any]) -> list[str]:
     match config["model_type"]:
-        case "gemma3_text":
+        case "gemma2" | "gemma3_text":
             pre_and_post = ["input", "post_attention", "pre_feedforward", "post_feedforward"]
             return [f"{name}_layernorm" for name in pre_and_post]
         case "olmo2" | "olmo3" | "exaone4":

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "phi3": "phi3",
     "olmo2": "olmo2",
@@ -101,7 +102,7 @@ def gguf_name(hf_name: str, model_type: str) -> str:
     if stem.startswith("model.layers."):
         _, _, layer, stem = stem.split(".", 3)
         prefix = f"blk.{layer}."
-    post_norms = _POST_NORMS if model_type in ("gemma3_text", "olmo2", "olmo3", "exaone4") else {}
+    post_norms = _POST_NORMS if model_type in ("gemma2", "gemma3_text", "olmo2", "olmo3", "exaone4") else {}
     if model_type in ("gpt_oss", "seed_oss"):
         post_norms = {"post_attention_layernorm": "post_attention_norm"}
     return f"{prefix}{ {**_STEMS, **_GPT2_STEMS, **post_norms}[stem] }.{kind}"
@@ -169,7 +170,7 @@ def metadata_of(name: str) -> dict[str, Any]:
         "attention.head_count_kv": config["num_key_value_heads"],
         **_scaling(config),
     }
-    if "rope_theta" in config:
+    if "rope_theta" in config and kind != "gemma2":
         keys["rope.freq_base"] = float(config["rope_theta"])
     if "head_dim" in config:
         keys |= {"attention.key_length": size, "attention.value_length": size}
@@ -182,7 +183,7 @@ def metadata_of(name: str) -> dict[str, Any]:
         keys["use_parallel_residual"] = config["use_parallel_residual"]
     if "sliding_window" in config or kind == "phi3":
         keys["attention.sliding_window"] = config.get("sliding_window", 0)
-    if "layer_types" in config and kind != "gpt_oss":  # whose readers know its pattern
+    if "layer_types" in config and kind not in ("gpt_oss", "gemma2"):  # whose readers know its pattern
         pattern = [one == "sliding_attention" for one in config["layer_types"]]
         keys["attention.sliding_window_pattern"] = np.array(pattern)
     if kind in MIXTURES:
@@ -194,6 +195,11 @@ def metadata_of(name: str) -> dict[str, Any]:
         keys["expert_shared_feed_forward_length"] = config["shared_expert_intermediate_size"]
     if kind == "gpt_oss":
         keys["expert_feed_forward_length"] = config["intermediate_size"]
+    if kind == "gemma2":
+        keys |= {
+            "attn_logit_softcapping": float(config["attn_logit_softcapping"]),
+            "final_logit_softcapping": float(config["final_logit_softcapping"]),
+        }
     if kind == "granite":
         keys |= {
             "embedding_scale": float(config["embedding_multiplier"]),

@@ -9,7 +9,8 @@ import pytest
 
 from chairlift.core.errors import InvalidOption
 from chairlift.executors.openvino import attention
-from chairlift.executors.openvino.attention import AttentionShape, check_release, self_test
+from chairlift.executors.openvino.attention import AttentionShape, check_release
+from chairlift.executors.openvino.self_test import self_test
 
 SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_size=64)
 
@@ -32,6 +33,23 @@ SHAPE = AttentionShape(num_heads=6, num_kv_heads=2, head_size=64)
 )
 def test_passes(hint: str, cache: str, tolerance: float, shape: AttentionShape) -> None:
     self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": hint, "KV_CACHE_PRECISION": cache}, shape, tolerance)
+
+
+@pytest.mark.parametrize(("kind", "tolerance"), [("f32", 1e-4), ("bf16", 0.06)])
+def test_a_soft_cap_passes(kind: str, tolerance: float) -> None:
+    shape = AttentionShape(4, 2, 256, sliding_window=40, scale=1 / 16, softcap=50.0)
+    self_test(ov.Core(), {"INFERENCE_PRECISION_HINT": kind, "KV_CACHE_PRECISION": kind}, shape, tolerance)
+
+
+def test_a_missing_soft_cap_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openvino.opset13.tanh", lambda x: x)
+    with pytest.raises(InvalidOption, match=r"computes paged attention wrongly .* off by"):
+        self_test(
+            ov.Core(),
+            {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"},
+            AttentionShape(4, 2, 64, softcap=50.0),
+            0.06,
+        )
 
 
 def test_wrong_values_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

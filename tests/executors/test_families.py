@@ -69,7 +69,7 @@ def test_oracle_agrees_with_transformers(name: str, model_of: Callable[[str], Mo
     assert expected(name).std() > 3
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "smollm3"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3-long", "smollm3"])
 def test_oracle_computes_chunks_alike(name: str, model_of: Callable[[str], Model]) -> None:
     model = model_of(name)
     reference = ReferenceModel(model.config, weights_of(model), NUM_TOKENS)
@@ -137,6 +137,19 @@ WITHOUT: dict[str, list[dict[str, Any]]] = {
     "qwen3": [{"qk_norm": "none"}],
     "mistral": [{"sliding_window": None}, {"sliding_window": 25}],
     "smollm3": [{"unrotated_layers": ()}, {"unrotated_layers": (True, False, False, True)}],
+    "gemma2": [
+        {"activation": "silu"},
+        {"attention_scale": None},
+        {"attention_softcap": None},
+        {"attention_softcap": 50.0},
+        {"embedding_scale": 1.0},
+        {"logit_softcap": None},
+        {"norm_offset": 0.0},
+        {"post_norms": False},
+        {"sliding_layers": ()},
+        {"sliding_window": None},
+        {"sliding_window": 25},
+    ],
     "gemma3": [
         {"activation": "silu"},
         {"attention_scale": None},
@@ -345,7 +358,7 @@ def close(logits: Floats, stored: Floats) -> None:
     assert np.abs(logits - stored).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"])
 def test_float32(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
 
@@ -383,7 +396,7 @@ def test_only_routed_experts_are_computed(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "name", sorted(set(CONFIGS) - {"gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"})
+    "name", sorted(set(CONFIGS) - {"gemma2", "gemma3", "phi3-long", "stablelm-parallel", "gpt2", "qwen3moe", "gpt-oss"})
 )
 def test_float32_of_the_others(name: str, model_of: Callable[[str], Model]) -> None:
     check_executor(model_of(name), name, "float32", close)
@@ -401,7 +414,7 @@ def test_rounded(name: str, dtype: Dtype, bound: float, model_of: Callable[[str]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["gemma3", "phi3-long", "smollm3", "stablelm-parallel", "granite"])
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "phi3-long", "smollm3", "stablelm-parallel", "granite"])
 def test_neighbours_in_a_step(name: str, model_of: Callable[[str], Model]) -> None:
     """Three sequences of different lengths: decodes next to chunks, over blocks in any order."""
     driver = loaded(model_of(name), "float32")

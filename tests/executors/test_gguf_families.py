@@ -22,6 +22,7 @@ from models.writers import encode, write_gguf
 TOLERANCE = 2e-4
 DIFFERENT: dict[str, dict[str, Any]] = {
     "gemma": {"norm_offset": 0.0},
+    "gemma2": {"norm_offset": 0.0, "attention_scale": 64**-0.5},
     "gemma3": {"norm_offset": 0.0, "attention_scale": 256**-0.5},
     "nemotron": {"norm_offset": 0.0},
 }
@@ -108,7 +109,10 @@ def test_yarn_that_was_added_later_stretches_the_context(tmp_path: Path) -> None
 @pytest.mark.parametrize("count", [6, pytest.param(500, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name",
-    ["phi3-long", "olmo3", "stablelm-parallel", "gemma3", "granite", pytest.param("qwen2moe", marks=pytest.mark.long)],
+    [
+        *("phi3-long", "olmo3", "stablelm-parallel", "gemma2", "gemma3", "granite"),
+        pytest.param("qwen2moe", marks=pytest.mark.long),
+    ],
 )
 def test_mutants(name: str, count: int, tmp_path: Path) -> None:
     """Damaged files with what single families have: as in `test_mutants.py`."""
@@ -127,9 +131,21 @@ def test_sliding_layers_by_period(tmp_path: Path) -> None:
         assert open_model(resolve(str(path))).config.sliding_layers == wanted
 
 
+def test_what_older_files_of_gemma2_do_not_say(tmp_path: Path) -> None:
+    """Windows and caps are those of the published models."""
+    tensors = {key: encode(numbers, "F32") for key, numbers in tensors_of("gemma2").items()}
+    unsaid = ("softcapping", "sliding_window")
+    metadata = {key: value for key, value in metadata_of("gemma2").items() if not key.endswith(unsaid)}
+    config = open_model(resolve(str(write_gguf(tmp_path / "m.gguf", metadata, tensors)))).config
+    assert (config.attention_softcap, config.logit_softcap) == (50.0, 30.0)
+    assert (config.sliding_window, config.sliding_layers) == (4096, (True, False, True))
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
+        ("gemma2", {"gemma2.attn_logit_softcapping": 100.0}, "attn_logit_softcapping must be between 0.001 and 64"),
+        ("gemma2", {"gemma2.final_logit_softcapping": 0.0}, "final_logit_softcapping must be between"),
         ("gemma3", {"gemma3.attention.sliding_window_pattern": np.array([True])}, "1 kinds of layers for 3"),
         ("gemma3", {"gemma3.rope.freq_base_swa": 0.0}, "freq_base_swa must be between"),
         ("olmo3", {"olmo2.rope.scaling.yarn_beta_slow": 100.0}, "yarn_beta_slow must be between"),

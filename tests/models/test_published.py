@@ -116,6 +116,25 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
                layer_types=["full_attention"] * 36, sliding_window=None, use_sliding_window=False),
         {"unrotated_layers": (False, False, False, True) * 9, "tie_embeddings": True, "sliding_window": None},
     ),
+    "Gemma 2 2B": (
+        config("Gemma2ForCausalLM", (2304, 9216, 26, 8, 4, 256000), max_position_embeddings=8192, head_dim=256,
+               sliding_window=4096, query_pre_attn_scalar=256, final_logit_softcapping=30.0,
+               attn_logit_softcapping=50.0, hidden_act="gelu_pytorch_tanh", cache_implementation="hybrid",
+               hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6),
+        {"tie_embeddings": True, "attention_scale": 0.0625, "sliding_window": 4096, "attention_softcap": 50.0,
+         "logit_softcap": 30.0, "sliding_layers": (True, False) * 13, "activation": "gelu_tanh", "norm_offset": 1.0,
+         "post_norms": True, "qk_norm": "none", "embedding_scale": 48.0, "max_model_len": 8192},
+    ),
+    "Gemma 2 27B": (
+        config("Gemma2ForCausalLM", (4608, 36864, 46, 32, 16, 256000), head_dim=128, query_pre_attn_scalar=144),
+        {"attention_scale": pytest.approx(1 / 12), "q_size": 4096, "sliding_layers": (True, False) * 23,
+         "attention_softcap": 50.0, "logit_softcap": 30.0, "activation": "gelu_tanh", "tie_embeddings": True},
+    ),
+    "Gemma 2 without caps": (
+        config("Gemma2ForCausalLM", (2304, 9216, 26, 8, 4, 256000), attn_logit_softcapping=None,
+               final_logit_softcapping=None, layer_types=["full_attention"] * 26),
+        {"attention_softcap": None, "logit_softcap": None, "sliding_layers": (False,) * 26},
+    ),
     "Gemma 3 270M": (
         config("Gemma3ForCausalLM", (640, 2048, 18, 4, 1, 262144), max_position_embeddings=32768, head_dim=256,
                layer_types=EVERY_SIXTH, sliding_window=512, rope_theta=1e6, rope_local_base_freq=1e4,
@@ -509,9 +528,10 @@ def test_two_ways_to_say_how_a_model_turns(name: str) -> None:
         (config("Qwen3MoeForCausalLM", (64, 64, 4, 4, 4, 128), num_experts=4), "num_experts_per_tok must be"),
         (config("MixtralForCausalLM", (64, 64, 4, 4, 4, 128), hidden_act="gelu_new"), "activation gelu_tanh"),
         (
-            config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128)),
-            "not supported because its attention scores have a soft cap",
+            config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128), attn_logit_softcapping=100.0),
+            "attn_logit_softcapping must be a number between 0.001 and 64",
         ),
+        (config("Gemma2ForCausalLM", (64, 64, 4, 4, 4, 128), use_bidirectional_attention=True), "use_bidirectional"),
         (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128), swiglu_limit=0), "swiglu_limit must be a number"),
         (config("GptOssForCausalLM", (64, 64, 4, 4, 4, 128), num_experts_per_tok=129), "num_experts_per_tok must be"),
         ({"architectures": ["GPT2LMHeadModel"], "n_embd": "768"}, "hidden_size must be an integer"),

@@ -57,7 +57,9 @@ class ReferenceModel:
             if config.post_norms:
                 y = self._norm(y, name + "mlp_post_norm")
             x = x + y * np.float32(config.residual_scale)
-        return self._linear(self._norm(x, "norm"), "head") * np.float32(config.logit_scale)
+        return _capped(
+            self._linear(self._norm(x, "norm"), "head") * np.float32(config.logit_scale), config.logit_softcap
+        )
 
     def _attention(self, h: Floats, layer: int, positions: NDArray[np.int64], keys: Floats, values: Floats) -> Floats:
         """What a layer's attention adds, `[new, hidden]`; writes the keys and values of the new positions."""
@@ -73,7 +75,8 @@ class ReferenceModel:
         end = int(positions[-1]) + 1
         window = config.window_of(layer) or end
         sinks = self._weights[name + "sinks"][0] if config.attention_sinks else None
-        attended = _attend(q, keys[:end], values[:end], positions, window, config.score_scale(layer), sinks)
+        scale, cap = config.score_scale(layer), config.attention_softcap
+        attended = _attend(q, keys[:end], values[:end], positions, window, scale, cap, sinks)
         return self._linear(attended, name + "o")
 
     def _queries_or_keys(self, h: Floats, name: str) -> Floats:
@@ -192,6 +195,11 @@ def _rotate(x: Floats, positions: NDArray[np.int64], rope: Rope, inv_freq: Float
     return np.concatenate((a * cos - b * sin, b * cos + a * sin, rest), axis=-1)
 
 
+def _capped(x: Floats, cap: float | None) -> Floats:
+    """Numbers pressed into -cap .. cap; small ones stay nearly as they are."""
+    return x if cap is None else np.tanh(x / np.float32(cap)) * np.float32(cap)
+
+
 def _attend(
     q: Floats,
     k: Floats,
@@ -199,6 +207,7 @@ def _attend(
     positions: NDArray[np.int64],
     window: int,
     scale: float,
+    cap: float | None,
     sinks: Floats | None,
 ) -> Floats:
     """Causal attention; query head h reads key/value head h // (heads / kv_heads).
@@ -215,7 +224,7 @@ def _attend(
     num_new, num_heads, head_size = q.shape
     group = num_heads // k.shape[1]
     q = q.reshape(num_new, -1, group, head_size)
-    scores = np.einsum("nkgs,cks->kgnc", q, k, optimize=True) * np.float32(scale)
+    scores = _capped(np.einsum("nkgs,cks->kgnc", q, k, optimize=True) * np.float32(scale), cap)
     distance = positions[:, None] - np.arange(len(k))  # [new, context]
     scores = np.where((distance >= 0) & (distance < window), scores, -np.inf)
     if sinks is not None:

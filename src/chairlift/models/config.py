@@ -25,7 +25,8 @@ class ModelConfig:
     - `sliding_window` counts the current token; `sliding_layers` says which layers have it (empty: all), and
       `local_rope` is the rotation of those, if it is another. Layers in `unrotated_layers` have none.
     - `attention_bias` is that of q, k and v, `output_bias` that of o. Scores are scaled by `attention_scale`, or by
-      `head_size ** -0.5`; with `scale_by_depth` the n-th layer divides that by n.
+      `head_size ** -0.5`; with `scale_by_depth` the n-th layer divides that by n. A score s then becomes
+      `attention_softcap * tanh(s / attention_softcap)`, and a logit the same with `logit_softcap`.
     - `qk_norm` normalises queries and keys before they are rotated: all heads with one weight, every head with a weight
       of its own, or the whole width at once.
     - `norm` is root mean square or layer normalisation (that of queries and keys of each head too), `norm_bias` its
@@ -64,6 +65,7 @@ class ModelConfig:
     output_bias: bool = False
     attention_scale: float | None = None
     scale_by_depth: bool = False
+    attention_softcap: float | None = None
     qk_norm: Literal["none", "head", "each_head", "all_heads"] = "none"
     norm: Literal["rms", "layer"] = "rms"
     norm_bias: bool = False
@@ -88,6 +90,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    logit_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)

@@ -103,14 +103,6 @@ def _text_part(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {**{key: values[key] for key in shared if key in values}, **text}
 
 
-_SOFT_CAP = "because its attention scores have a soft cap, which the attention here has not"
-_NOT_COMPUTED = {
-    "Gemma2ForCausalLM": _SOFT_CAP,
-    "gemma2": _SOFT_CAP,
-}
-"""Well-known ones that are not opened, and why."""
-
-
 def family_of_json(values: Mapping[str, Any], where: str) -> Family:
     """The family that a `config.json` declares.
 
@@ -124,8 +116,7 @@ def family_of_json(values: Mapping[str, Any], where: str) -> Family:
         if declared[0] in family.hf_architectures + family.hf_wrappers:
             return family
     supported = ", ".join(family.name for family in FAMILIES)  # not all of the long names: this is one line
-    why = _NOT_COMPUTED.get(declared[0], f"(those of {supported} are)")
-    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported {why}")
+    raise InvalidModel(f"{where}: architecture {shown(declared[0])} is not supported (those of {supported} are)")
 
 
 def family_of_gguf(gguf: GGUF) -> Family:
@@ -139,12 +130,12 @@ def family_of_gguf(gguf: GGUF) -> Family:
         if declared in family.gguf_architectures:
             return family
     supported = ", ".join(name for family in FAMILIES for name in family.gguf_architectures)
-    why = _NOT_COMPUTED.get(declared, f"({supported} are)")
-    raise gguf.error(f"architecture {shown(declared)} is not supported {why}")
+    raise gguf.error(f"architecture {shown(declared)} is not supported ({supported} are)")
 
 
 # ---------------------------------------------------------------- the table
 
+_GEMMA = decoder_weights(hf={"mlp_norm": "pre_feedforward_layernorm"})
 _PERMUTED = decoder_weights(gguf_rotary=True)
 _QKV = fused("self_attn.qkv_proj", {"q": "q", "k": "kv", "v": "kv"})
 _GATE_UP = fused("mlp.gate_up_proj", {"gate": "mlp", "up": "mlp"})
@@ -289,10 +280,34 @@ FAMILIES = (
         from_gguf=features.gemma_from_gguf,
     ),
     Family(
+        "gemma2",
+        ("Gemma2ForCausalLM",),
+        ("gemma2",),
+        _GEMMA,
+        defaults={
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "vocab_size": 256000,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 256,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 8192,
+            "query_pre_attn_scalar": 256,
+            "sliding_window": 4096,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        from_json=features.gemma2_from_json,
+        from_gguf=features.gemma2_from_gguf,
+    ),
+    Family(
         "gemma3",
         ("Gemma3ForCausalLM",),
         ("gemma3",),
-        decoder_weights(hf={"mlp_norm": "pre_feedforward_layernorm"}),
+        _GEMMA,
         hf_wrappers=("Gemma3ForConditionalGeneration",),
         defaults={
             "hidden_size": 2304,

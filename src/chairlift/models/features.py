@@ -12,6 +12,10 @@ from chairlift.models.gguf_config import Metadata, sliding_pattern
 from chairlift.models.hf_config import rope_from_json, sliding_layers
 from chairlift.models.rope import Rope
 
+MAX_SCORE_CAP = 64.0
+"""Executors add up exponentials of capped scores as they are, in float32."""
+MAX_LOGIT_CAP = 1e6
+
 
 def _window(fields: Fields) -> int | None:
     """The window that a file gives to some or all layers."""
@@ -178,6 +182,45 @@ def gemma_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
     return replace(config, activation="gelu_tanh", embedding_scale=config.hidden_size**0.5)
 
 
+def gemma2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
+    if fields.flag("use_bidirectional_attention", False):
+        raise fields.error("use_bidirectional_attention is not supported")
+    return replace(
+        _gemma2(config, fields.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5),
+        sliding_window=_window(fields),
+        sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(2, config.num_layers),
+        attention_softcap=_cap(fields, "attn_logit_softcapping", MAX_SCORE_CAP),
+        logit_softcap=_cap(fields, "final_logit_softcapping", MAX_LOGIT_CAP),
+        norm_offset=1.0,
+    )
+
+
+def _cap(fields: Fields, key: str, most: float) -> float | None:
+    return None if fields.get(key) is None else fields.number(key, 1e-3, most)
+
+
+def gemma2_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
+    """As of Gemma 3. Older files say nothing of windows and caps: those of the published models."""
+    width = config.hidden_size // config.num_heads if config.num_layers == 46 else config.head_size
+    return replace(
+        _gemma2(config, width**-0.5),
+        activation="gelu_tanh",
+        sliding_window=keys.size("attention.sliding_window", MAX_CONTEXT, 4096),
+        sliding_layers=sliding_pattern(keys, config.num_layers, 2),
+        attention_softcap=keys.number("attn_logit_softcapping", 1e-3, MAX_SCORE_CAP, 50.0),
+        logit_softcap=keys.number("final_logit_softcapping", 1e-3, MAX_LOGIT_CAP, 30.0),
+    )
+
+
+def _gemma2(config: ModelConfig, attention_scale: float) -> ModelConfig:
+    return replace(
+        config,
+        post_norms=True,
+        attention_scale=attention_scale,
+        embedding_scale=config.hidden_size**0.5,
+    )
+
+
 def gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     for key in ("final_logit_softcapping", "attn_logit_softcapping"):
         if fields.get(key) is not None:
@@ -207,13 +250,7 @@ def gemma3_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
 
 
 def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
-    return replace(
-        config,
-        qk_norm="head",
-        post_norms=True,
-        attention_scale=attention_scale,
-        embedding_scale=config.hidden_size**0.5,
-    )
+    return replace(_gemma2(config, attention_scale), qk_norm="head")
 
 
 def phi3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:

@@ -20,14 +20,8 @@ from openvino import Output, Type
 from openvino import opset13 as op
 
 from chairlift.executors.loading import LoadedBytes
-from chairlift.executors.openvino.attention import (
-    AttentionShape,
-    Ragged,
-    cache_parameters,
-    paged_attention,
-    parameter,
-    ragged,
-)
+from chairlift.executors.openvino.attention import AttentionShape, cache_parameters, parameter
+from chairlift.executors.openvino.capped import Attention, attention_of
 from chairlift.executors.openvino.experts import Clamped, Router, clamped_mixture, mixture
 from chairlift.executors.openvino.layers import (
     Heads,
@@ -99,7 +93,7 @@ def attention_shape(model: Model, layer: int) -> AttentionShape:
     config = model.config
     window = config.window_of(layer) or 0
     heads = config.num_heads, config.num_kv_heads, config.head_size
-    return AttentionShape(*heads, window, config.score_scale(layer), config.attention_sinks)
+    return AttentionShape(*heads, window, config.score_scale(layer), config.attention_sinks, config.attention_softcap)
 
 
 def attention_shapes(model: Model) -> set[AttentionShape]:
@@ -122,7 +116,10 @@ def build_head(model: Model, dtype: Dtype, group: int, packed: Arena, wide: Cont
     hidden = parameter("hidden", Type.f32, [-1, model.config.hidden_size])
     # Scaled before the product: the plugin would move a factor behind it into the weights, which then are not
     # recognised as compressed any more.
-    logits = product(scaled(hidden.output(0), model.config.logit_scale), weight)
+    cap = model.config.logit_softcap
+    logits = product(scaled(hidden.output(0), model.config.logit_scale / (cap or 1.0)), weight)
+    if cap is not None:
+        logits = scaled(op.tanh(logits).output(0), cap)
     return ov.Model([op.result(logits)], [hidden], "head")
 
 
@@ -203,7 +200,7 @@ class _Body:
         embeddings = parameter("embeddings", Type.f32, [-1, config.hidden_size])
         positions = parameter("positions", Type.i32, [-1])
         output_rows = parameter("output_rows", Type.i32, [-1])
-        rows = ragged()
+        attention = attention_of(attention_shapes(self._model))
         caches = [cache_parameters(layer) for layer in range(config.num_layers)]
         x = scaled(embeddings.output(0), config.embedding_scale)
         if config.learned_positions:
@@ -214,7 +211,7 @@ class _Body:
         for layer in range(config.num_layers):
             name = f"layers.{layer}."
             h = self._norm(x, name + "attn_norm") if config.pre_norms else x
-            attended = self._attention(h, layer, positions.output(0), caches[layer], rows)
+            attended = self._attention(h, layer, positions.output(0), caches[layer], attention)
             if layer == config.num_layers - 1:
                 # Nobody reads the other rows any more.
                 x, h, attended = (
@@ -228,7 +225,7 @@ class _Body:
             else:
                 x = op.add(x, self._output(self._mlp(h, name), name, "down", "mlp_post_norm")).output(0)
         hidden = self._norm(x, "norm")
-        inputs = [embeddings, positions, output_rows, *rows.parameters(), *(p for pair in caches for p in pair)]
+        inputs = [embeddings, positions, output_rows, *attention.parameters(), *(p for pair in caches for p in pair)]
         return ov.Model([op.result(hidden)], inputs, "body")
 
     def _output(self, x: Output, name: str, part: str, post_norm: str) -> Output:
@@ -244,7 +241,7 @@ class _Body:
         layer: int,
         positions: Output,
         caches: tuple[ov.op.Parameter, ov.op.Parameter],
-        rows: Ragged,
+        attention: Attention,
     ) -> Output:
         config = self._config
         name = f"layers.{layer}."
@@ -254,7 +251,7 @@ class _Body:
         q = self._prepared(q, name + "q_norm", config.num_heads, rotate)
         k = self._prepared(k, name + "k_norm", config.num_kv_heads, rotate)
         sinks = self._vector(name + "sinks") if config.attention_sinks else None
-        return paged_attention(q, k, v, caches, rows, attention_shape(self._model, layer), sinks)
+        return attention(q, k, v, caches, attention_shape(self._model, layer), sinks)
 
     def _prepared(self, x: Output, norm: str, num_heads: int, rotate: Rotation | None) -> Output:
         """Queries or keys `[tokens, heads * head_size]`, normalised and rotated as the layer wants."""

@@ -7,6 +7,7 @@ array operations, not a thousand visits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,16 @@ class StepInputs:
     slots: NDArray[np.int64]
     num_fillers: int
     num_scored: int
+
+    def ragged(self) -> dict[str, NDArray[Any]]:
+        """Where its sequences and their blocks are, by the names that graphs give them."""
+        return {
+            "past_lens": self.past_lens,
+            "starts": self.starts,
+            "block_ids": self.block_ids,
+            "block_starts": self.block_starts,
+            "max_context_len": np.array(self.max_context_len, np.int32),
+        }
 
 
 class Rows:

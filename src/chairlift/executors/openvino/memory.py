@@ -13,6 +13,7 @@ from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
 from chairlift.executors.openvino.graph import GROUPS, is_expert, weight_kinds
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
+from chairlift.executors.openvino.pieces import KEPT, max_piece_bytes
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.executors.openvino.weights import gives_back_early, suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
@@ -47,7 +48,7 @@ class MemoryNeed:
     `weight_bytes` are without the embedding, which stays in the file. `loading_bytes` are those of the moment when
     there is most, without the cache; `running_bytes` remain of them. A token in the cache takes `token_bytes`. A step
     over one token reads `read_bytes` of weights in `dtype`; `num_offset_products` of its products are of four bits with
-    offsets.
+    offsets. `has_cap`: attention scores have a soft cap.
     """
 
     dtype: Dtype
@@ -57,6 +58,7 @@ class MemoryNeed:
     token_bytes: float
     read_bytes: int
     num_offset_products: int
+    has_cap: bool = False
 
     def with_cache(self, cache_bytes: float) -> int:
         """The most there ever is."""
@@ -94,6 +96,7 @@ def memory_need(
         token_bytes(model.config, cache),
         head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
         num_offset_products,
+        model.config.attention_softcap is not None,
     )
 
 
@@ -114,7 +117,8 @@ def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:
 
 
 def _overhead_bytes(config: ModelConfig) -> int:
-    """What is not weights and not cache: the program, the results between layers of a step, logits."""
+    """What is not weights and not cache: the program, the results between layers of a step, logits; with a soft cap
+    what attention keeps at most."""
     chosen = max(config.experts_per_token, 1)
     inner = max(
         chosen * config.expert_size + config.shared_expert_size
@@ -124,7 +128,8 @@ def _overhead_bytes(config: ModelConfig) -> int:
     )
     between = (5 + chosen) * config.hidden_size + 3 * inner
     between += config.q_size + 2 * config.kv_size
-    return PROGRAM_BYTES + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
+    capped = 0 if config.attention_softcap is None else KEPT * max_piece_bytes(config)
+    return PROGRAM_BYTES + capped + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
 
 
 def _has_offsets(tensor: Tensor, dtype: Dtype) -> bool:

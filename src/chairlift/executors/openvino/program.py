@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 
 import numpy as np
 import openvino as ov
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from chairlift.core.types import CacheShape
 from chairlift.executors.loading import LoadedBytes, Report
-from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release, self_test
+from chairlift.executors.openvino.attention import BLOCK_SIZE, check_release
 from chairlift.executors.openvino.buckets import buckets_up_to, round_up
 from chairlift.executors.openvino.cache import allocate, cache_ports, num_cache_blocks
+from chairlift.executors.openvino.capped import attention_feed, check_cache
 from chairlift.executors.openvino.embeddings import Embeddings
 from chairlift.executors.openvino.feed import Feed
 from chairlift.executors.openvino.graph import (
@@ -26,8 +28,10 @@ from chairlift.executors.openvino.graph import (
 )
 from chairlift.executors.openvino.inputs import SCRATCH_BLOCK, StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import ExecutorOptions
+from chairlift.executors.openvino.pieces import Piece, max_piece_bytes, pieces_of
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
+from chairlift.executors.openvino.self_test import self_test
 from chairlift.executors.openvino.weights import Arena, gives_back_early, trim_heap
 from chairlift.models import Model
 
@@ -94,7 +98,9 @@ class Program:
         self._model = model
         self._options = options
         self._precision = choose_precision(self._core, options)
-        for shape in attention_shapes(model):
+        self._shapes = attention_shapes(model)
+        check_cache(self._shapes, options.kv_cache_dtype)
+        for shape in self._shapes:
             self_test(self._core, self._precision.body, shape, self._precision.tolerance)
         loaded = LoadedBytes(num_packed_bytes(model), report)
         with ThreadPoolExecutor(1) as pool:
@@ -115,6 +121,10 @@ class Program:
         )
         self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
         self.cache = allocate(ports, num_blocks + 1)
+        self._layer_token_bytes = sum(port.block_bytes for port in ports) / BLOCK_SIZE / model.config.num_layers
+        self._max_piece_bytes = max_piece_bytes(model.config)
+        self._pieces: list[Piece] = []
+        self._num_outputs = 0
         self._request(body)
 
     def _pack(self, loaded: LoadedBytes) -> PackedLayers:
@@ -136,19 +146,33 @@ class Program:
 
     def start(self, inputs: StepInputs) -> None:
         """Begin to compute the body; returns at once."""
+        self._pieces = pieces_of(inputs, self._shapes, self._layer_token_bytes, self._max_piece_bytes)
+        self._num_outputs = len(inputs.output_rows)
+        self._begin(self._pieces[0].inputs)
+
+    def _begin(self, inputs: StepInputs) -> None:
         feed = self._feed
         feed.set("embeddings", self._embeddings.rows(inputs.token_ids))
         feed.set("positions", inputs.positions)
-        feed.set("past_lens", inputs.past_lens)
-        feed.set("starts", inputs.starts)
-        feed.set("block_ids", inputs.block_ids)
-        feed.set("block_starts", inputs.block_starts)
-        feed.set("max_context_len", np.array(inputs.max_context_len, np.int32))
         feed.set("output_rows", inputs.output_rows)
+        for name, value in attention_feed(inputs, self._shapes).items():
+            feed.set(name, value)
         self._body.start_async()
 
     def hidden_states(self) -> NDArray[np.float32]:
         """Wait for the body: `[outputs, hidden]`, valid until the next `start`."""
+        hidden = self._wait()
+        if len(self._pieces) == 1:
+            return hidden
+        whole = np.empty((self._num_outputs, hidden.shape[1]), np.float32)
+        for piece, following in zip_longest(self._pieces, self._pieces[1:]):
+            whole[piece.outputs] = hidden[: len(piece.outputs)]
+            if following is not None:
+                self._begin(following.inputs)
+                hidden = self._wait()
+        return whole
+
+    def _wait(self) -> NDArray[np.float32]:
         self._body.wait()
         hidden: NDArray[np.float32] = self._body.get_output_tensor(0).data
         return hidden
