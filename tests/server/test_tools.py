@@ -386,3 +386,35 @@ def test_a_model_that_does_not_think_keeps_to_the_form_at_once() -> None:
         form = server.worker.adds[-1].params.structured_outputs
         assert form is not None
         assert form.after is None
+
+
+# ---------------------------------------------------------------- messages on channels
+
+
+class OnChannels(FakeText):
+    manners = ChatManners(
+        tool_format=TOOL_FORMATS["openai"],
+        reasoning_format=REASONING_FORMATS["openai_gptoss"],
+        template_variables=frozenset({"tools"}),
+    )
+
+
+CHANNELS = (
+    "<|channel|>analysis<|message|>I look it up.<|end|><|start|>assistant<|channel|>commentary<|message|>One moment."
+    "<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    f"{BERN}"
+)
+
+
+def test_messages_on_channels() -> None:
+    """As GPT-OSS writes them: whole and streamed, with tools and without."""
+    with running_server(text=OnChannels()) as server:
+        server.worker.says = lambda *_: CHANNELS
+        with_tools = {"content": "One moment.", **thought("I look it up."), "tool_calls": [call("get_weather", BERN)]}
+        assert message(server, "one") == {"role": "assistant", **with_tools}
+        assert ask(server, "one")["choices"][0]["finish_reason"] == "tool_calls"
+        streamed = streamed_choice(server.events(CHAT, body("one")))
+        assert without_ids(streamed)["message"] == {"role": "assistant", **with_tools}
+        without = {"content": "One moment." + BERN, **thought("I look it up.")}
+        assert message(server, "one", tools=None) == {"role": "assistant", **without}
+        server.wait_idle()

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 
 from chairlift.core.structured import StructuredOutputs
 from chairlift.grammars.compiling import Vocabulary, compiled, tokenizer_of
+from chairlift.text.answers import AnswerReader
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.grammars import grammar_text
 from chairlift.text.harmony import MAX_HEADER_CHARS, HarmonyFormat, HarmonyReader
 from chairlift.text.reasoning import REASONING_FORMATS, reasoning_format_of
+from chairlift.text.tools import TOOL_FORMATS, ToolReader
+from chairlift.text.tools.detect import tool_format_of
 from text.assembled import Assembled, places, same_however_cut
 
 HARMONY = REASONING_FORMATS["openai_gptoss"]
@@ -52,6 +55,33 @@ LONG = "<|channel|>" + "x" * MAX_HEADER_CHARS
 def test_division(begins: bool, text: str, reasoning: str, content: str) -> None:
     whole = same_however_cut(lambda: HARMONY.reader(begins=begins), text, [2, 9, 15])
     assert whole == Assembled(content, reasoning)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.add <|constrain|>json",
+        f"{NEXT}<|channel|>commentary to=functions.add<|constrain|>json",
+        f"{NEXT} to=functions.add<|channel|>commentary json",
+        f"{NEXT} to=functions.add<|channel|>analysis",
+    ],
+)
+@pytest.mark.parametrize("end", ["", "<|call|>", "<|end|>"])
+def test_calls_are_read_whatever_the_order_of_their_header(header: str, end: str) -> None:
+    """After thought and a remark; and of a function that is not known, the text stays."""
+
+    def reader(*names: str) -> AnswerReader:
+        return AnswerReader(HARMONY.reader(begins=False, has_tools=True), ToolReader(TOOL_FORMATS["openai"], names))
+
+    before = f"{ANALYSIS}well<|end|>{NEXT}<|channel|>commentary<|message|>I add.<|end|>"
+    if not header.startswith(NEXT):
+        before = ""
+    text = f'{before}{header}<|message|>{{"a": [1, "<|"]}}{end}'
+    remark, thought = ("I add.", "well") if before else ("", "")
+    call = ("add", '{"a": [1, "<|"]}')
+    assert same_however_cut(lambda: reader("add"), text, [7, 40]) == Assembled(remark, thought, [call])
+    unknown = same_however_cut(lambda: reader("sub"), text, [7, 40])
+    assert unknown.calls == [] and unknown.content.startswith(f"{remark}<|channel|>commentary to=functions.add")
 
 
 words = st.sampled_from(
@@ -243,4 +273,5 @@ def test_a_template_like_that_of_gpt_oss() -> None:
         "<|start|>assistant<|channel|>final<|message|>Hello<|return|>"
     )
     assert reasoning_format_of(template.tool_source) is HARMONY
+    assert tool_format_of(template) is TOOL_FORMATS["openai"]
     assert {"reasoning_effort", "model_identity", "tools"} <= template.variables

@@ -24,6 +24,7 @@ NAMES = ("get_weather", "get_time", "add")
 BERN = '{"city": "Bern"}'
 CALL = f'{{"name": "get_weather", "arguments": {BERN}}}'
 TIME = '{"name": "get_time", "arguments": {}}'
+OPENAI = "<|channel|>commentary to=functions."
 ONE = [("get_weather", BERN)]
 TWO = [("get_weather", BERN), ("get_time", "{}")]
 
@@ -54,6 +55,14 @@ CALLS: list[tuple[str, str, str, list[tuple[str, str]]]] = [
     ("llama3_json", f"<|python_tag|>{CALL}", "", ONE),
     ("llama3_json", f"I look it up.<|python_tag|>{CALL}\n{TIME}", "I look it up.", TWO),
     ("llama3_json", '{"type": "function", "name": "get_time", "parameters": {}}', "", [("get_time", "{}")]),
+    ("openai", f"{OPENAI}get_weather<|message|>{BERN}<|call|>", "", ONE),
+    (
+        "openai",
+        f"I look. {OPENAI}get_weather<|message|> {BERN} <|call|>\n{OPENAI}get_time<|message|>{{}}",
+        "I look.",
+        TWO,
+    ),
+    ("openai", f"<|channel|>{OPENAI}get_time<|message|>{{}}", "<|channel|>", [("get_time", "{}")]),
     ("mistral", f"[TOOL_CALLS][{CALL}, {TIME}]", "", TWO),
     ("mistral", f"[TOOL_CALLS] [{CALL}]", "", ONE),
     ("mistral", f"[TOOL_CALLS]{CALL}", "", ONE),

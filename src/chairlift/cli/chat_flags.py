@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 AUTO, NONE = "auto", "none"
-TOOL_FORMATS = ("hermes", "llama3_json", "mistral", "json")
+TOOL_FORMATS = ("hermes", "llama3_json", "mistral", "openai", "json")
 REASONING_FORMATS = ("qwen3", "deepseek_r1", "mistral", "openai_gptoss")
 """Names of formats, written down once more: those that read them take a tenth of a second to import."""
 

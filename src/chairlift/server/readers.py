@@ -32,7 +32,7 @@ def reader_opener(asked: Validated, text: ServedText, prompt: list[int]) -> Call
         return None
     begins = form is not None and _begins(form, asked, text, prompt)
     return lambda: AnswerReader(
-        None if form is None else form.reader(begins=begins),
+        None if form is None else form.reader(begins=begins, has_tools=tools is not None),
         None if tools is None else tools.reader(),
     )
 

@@ -2,7 +2,11 @@
 
     <|channel|>analysis<|message|>They greet me.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>
 
-What is on the channel `analysis` is thought, all else is content: also the arguments of calls, on `commentary`.
+What is on the channel `analysis` is thought, and all else content. What is for a function stays as it is written but
+for its header, which is put in one order, for `tools.harmony` to read:
+
+    <|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>
+    <|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>
 """
 
 from __future__ import annotations
@@ -13,13 +17,16 @@ from dataclasses import dataclass
 from chairlift.text.parts import Content, Part, Reasoning
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
-END = "<|end|>"
-ENDS = (END, "<|return|>", "<|call|>")
+END, CALL = "<|end|>", "<|call|>"
+ENDS = (END, "<|return|>", CALL)
+SPECIAL_TEXTS = (START, CHANNEL, MESSAGE, *ENDS, "<|constrain|>")
+CALL_OPENING = f"{CHANNEL}commentary to=functions."
 ANALYSIS, FINAL = f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}"
 MAX_HEADER_CHARS = 256
 """A longer one is none, and its text content: what is held back stays small."""
 
 _THOUGHT = re.compile(re.escape(CHANNEL) + r"\s*analysis\b")
+_FUNCTION = re.compile(r"\bto=functions\.([^\s<]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class HarmonyFormat:
 
     name: str = "openai_gptoss"
     mark: str = CHANNEL
-    special_texts: tuple[str, ...] = (START, CHANNEL, MESSAGE, *ENDS, "<|constrain|>")
+    special_texts: tuple[str, ...] = SPECIAL_TEXTS
 
     def begins_after(self, prompt_end: str) -> bool:
         return prompt_end.rstrip().endswith(ANALYSIS)
@@ -41,17 +48,22 @@ class HarmonyFormat:
         """Whatever comes before the message for the reader; None where the prompt has begun it."""
         return None if prompt_end.rstrip().endswith(FINAL) else ("" if begins else ANALYSIS, FINAL)
 
-    def reader(self, *, begins: bool) -> HarmonyReader:
-        return HarmonyReader(begins=begins)
+    def reader(self, *, begins: bool, has_tools: bool = False) -> HarmonyReader:
+        return HarmonyReader(begins=begins, has_tools=has_tools)
 
 
 class HarmonyReader:
-    """Divides one answer by its messages, as its text comes; headers and ends are nobody's."""
+    """Divides one answer by its messages, as its text comes; headers and ends are nobody's.
 
-    def __init__(self, *, begins: bool) -> None:
+    Those of calls are left for who reads calls, if there are tools; without, the arguments are content.
+    """
+
+    def __init__(self, *, begins: bool, has_tools: bool = False) -> None:
         self.is_thinking = begins
         """Whether text that comes now is thought, as far as one can tell."""
+        self._has_tools = has_tools
         self._in_message = begins
+        self._is_call = False
         self._held = ""
         """What may be a header, or the beginning of an end."""
 
@@ -59,7 +71,7 @@ class HarmonyReader:
         """The parts that became certain with `text`."""
         parts: list[Part] = []
         self._held += text
-        while self._held and (self._end(parts) if self._in_message else self._open()):
+        while self._held and (self._end(parts) if self._in_message else self._open(parts)):
             pass
         return parts
 
@@ -70,19 +82,23 @@ class HarmonyReader:
             return []
         return [self._part(held)]
 
-    def _open(self) -> bool:
+    def _open(self, parts: list[Part]) -> bool:
         """Take the header of a message, if it is all there; a message without header is for the reader."""
         held = self._held
         if held.startswith((START, CHANNEL)) and len(held) <= MAX_HEADER_CHARS:
             header, mark, rest = held.partition(MESSAGE)
             if not mark:
                 return False
-            self.is_thinking = _THOUGHT.search(header) is not None
+            function = _FUNCTION.search(header)
+            self.is_thinking = function is None and _THOUGHT.search(header) is not None
+            self._is_call = self._has_tools and function is not None
+            if self._is_call and function is not None:
+                parts.append(Content(f"{CALL_OPENING}{function[1]}{MESSAGE}"))
             self._held = rest
         elif START.startswith(held) or CHANNEL.startswith(held):
             return False
         else:
-            self.is_thinking = False
+            self.is_thinking = self._is_call = False
         self._in_message = True
         return True
 
@@ -96,6 +112,8 @@ class HarmonyReader:
             end = len(held) - size
         if end:
             parts.append(self._part(held[:end]))
+        if self._is_call and spelling:
+            parts.append(Content(CALL))
         self._held = held[end + len(spelling) :]
         self._in_message = not spelling
         return bool(spelling)

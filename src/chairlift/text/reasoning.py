@@ -52,7 +52,8 @@ class TaggedFormat:
             return None
         return "" if begins else self.opening, self.closing
 
-    def reader(self, *, begins: bool) -> ReasoningReader:
+    def reader(self, *, begins: bool, has_tools: bool = False) -> ReasoningReader:
+        """Calls, if there are any, are in what it gives out as content."""
         return ReasoningReader(self, begins=begins)
 
 
