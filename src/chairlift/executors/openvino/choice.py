@@ -63,6 +63,7 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     errors = {
         parts: max(rounding_error(model.weights.tensor(name), kinds[name][1]) for name in parts[:: -(-len(parts) // 8)])
         for parts in products  # of many experts eight
+        if kinds[parts[0]][0] == "int8"
     }
     wide = {parts: error for parts, error in errors.items() if error > MAX_ROUNDING_ERROR}
     reason = f"int8 in groups of {GROUPS['int8']}, the head and all that is multiplied in groups of {HEAD_GROUP}"

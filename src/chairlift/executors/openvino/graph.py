@@ -61,11 +61,13 @@ def weight_kinds(
     """Precision of every weight of a model in `dtype`, and how many of its numbers share a scale.
 
     The head is among them even if it is the embedding: they are packed apart. Those named in `wide` are in bfloat16;
-    of weights that are multiplied as one, the first one's name counts.
+    of weights that are multiplied as one, the first one's name counts. So are those whose rows have an odd number of
+    numbers: beside bfloat16 the plugin computes products with them wrongly in eight bits, from a few tokens on.
     """
 
     def kind(name: str, dtype: Dtype, group: int) -> tuple[Dtype, int]:
-        if name in wide and dtype != "float32":
+        is_odd = model.weights.tensor(name).cols % 2 == 1 and name not in ("embed", "head")
+        if (name in wide or is_odd) and dtype != "float32":
             return "bfloat16", 0
         return dtype, group if GROUPS[dtype] else 0
 
