@@ -13,6 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from chairlift.core.errors import InvalidModel
+from chairlift.executors.forward import forward
 from chairlift.executors.loading import LoadedBytes
 from chairlift.executors.openvino.choice import choose_weights
 from chairlift.executors.openvino.graph import is_expert, pack_layers, weight_kinds
@@ -21,8 +22,17 @@ from chairlift.executors.openvino.options import Dtype
 from chairlift.executors.openvino.weights import Arena
 from chairlift.models import Int8Groups, Model, ModelFiles, open_model, resolve, to_float32, to_int8
 from chairlift.models.quantize import int8_bytes
-from executors.families import CONFIGS, weights_of, write_checkpoint, write_mxfp4_checkpoint
+from executors.driving import divergence
+from executors.families import (
+    CONFIGS,
+    NUM_TOKENS,
+    tokens_of,
+    weights_of,
+    write_checkpoint,
+    write_mxfp4_checkpoint,
+)
 from executors.gguf_families import metadata_of, tensors_of, write_gguf_checkpoint
+from executors.test_families import run_executor
 from models.test_mutants import run
 from models.writers import Encoded, encode, write_gguf, write_safetensors
 
@@ -133,6 +143,19 @@ def test_experts_are_there_twice_while_they_are_loaded(mxfp4: Model) -> None:
     need, config = memory_need(mxfp4, "int8", "bf16"), mxfp4.config
     numbers = 3 * config.num_layers * config.num_experts * config.expert_size * config.hidden_size
     assert numbers * 1.125 < need.loading_bytes - need.running_bytes < need.weight_bytes
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("name", "encoding"),
+    [("gpt-oss", "Q8_0"), ("gpt-oss", "Q4_0"), ("gpt-oss", "Q4_1"), ("qwen2moe", "Q5_1"), ("mixtral", "Q8_0")],
+)
+def test_experts_of_every_form_are_computed(name: str, encoding: str, dtype: Dtype, tmp_path: Path) -> None:
+    """Kept and rounded, signed and with offsets, gate and up in turns and apart."""
+    model = open_model(resolve(str(write_gguf_checkpoint(name, tmp_path / "m.gguf", encoding))))
+    decoded, _, _ = run_executor(model, name, dtype)
+    assert divergence(decoded, forward(model, tokens_of(name), NUM_TOKENS)[22:]).mean() < 0.02
 
 
 # ---------------------------------------------------------------- malformed
