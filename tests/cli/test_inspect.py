@@ -11,6 +11,7 @@ import pytest
 
 from chairlift.cli import inspect
 from chairlift.cli.main import main
+from executors.families import write_checkpoint
 from models.writers import tiny_llama
 from text.vocabularies import byte_level_backend, write_tokenizer
 
@@ -61,6 +62,11 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "        u8   13,680  28.0 MB  112 MB" in lines and any(
         line.startswith("       auto   140 MB") for line in lines
     )
+
+
+def test_only_caches_that_can_be_read_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _, facts = shown(capsys, "inspect", str(write_checkpoint("gemma2", tmp_path / "gemma2")))
+    assert list(facts["caches"]) == ["float32", "bfloat16"]
 
 
 def test_a_quantised_folder_says_what_it_is_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

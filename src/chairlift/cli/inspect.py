@@ -180,6 +180,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
             "bytes": {str(length): int(length * token_bytes(config, kind)) for length in contexts},
         }
         for kind, name in CACHES.items()
+        if kind != "u8" or config.attention_softcap is None  # it could not be read
     }
     return {
         "available_bytes": available,
