@@ -158,7 +158,7 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(quantizing, "metadata_bytes", fails)
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(InvalidOption, match="new could not be written: No space left on device"):
         quantize_model(model, WeightChoice("int8"), tmp_path / "new")
     assert sorted(tmp_path.iterdir()) == before
 

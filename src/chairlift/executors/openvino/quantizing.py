@@ -46,7 +46,7 @@ def quantize_model(model: Model, weights: WeightChoice, out: Path, report: Repor
     Loaded in the same precision it gives the same weights to the bit.
 
     Raises:
-        InvalidOption: there is something at `out` already, or nothing to put it into.
+        InvalidOption: there is something at `out` already, nothing to put it into, or no room.
         InvalidModel: a weight cannot be put into the precision, or was already.
     """
     if model.prepared is not None:
@@ -71,19 +71,26 @@ def quantize_model(model: Model, weights: WeightChoice, out: Path, report: Repor
 
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its place when the block ends, and is gone after an error."""
+    """A folder beside `out` that takes its place when the block ends, and is gone after an error.
+
+    Raises:
+        InvalidOption: it cannot be made, or what the block writes into it cannot.
+    """
     if out.exists() or out.is_symlink():
         raise InvalidOption(f"{out} is there already, and is left as it is")
     if not out.parent.is_dir():
         raise InvalidOption(f"{out.parent} is no folder")
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        yield folder
-        folder.chmod(0o755)
-        folder.rename(out)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        try:
+            yield folder
+            folder.chmod(0o755)
+            folder.rename(out)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise InvalidOption(f"{out} could not be written: {error.strerror or error}") from error
 
 
 def _matrices(tensors: dict[str, Tensor]) -> dict[str, tuple[int, int]]:
