@@ -14,10 +14,8 @@ LAYER_S = 75e-6
 OFFSET_PRODUCT_S = 22e-6
 """What a product of four-bit numbers with offsets costs more: sums of its inputs, and a second product."""
 STEP_S = 3e-4
-CAPPED_LAYER_S = 4e-4
+CAPPED_LAYER_S = 5e-4
 """What a layer costs more whose attention is made of ordinary operations."""
-CAPPED_TIMES = 2
-"""How much longer those take to read keys and values."""
 
 
 def expected_tokens_per_s(need: MemoryNeed, num_layers: int, num_context_tokens: int, bandwidth: float) -> float:
@@ -25,8 +23,7 @@ def expected_tokens_per_s(need: MemoryNeed, num_layers: int, num_context_tokens:
 
     Every token reads all weights but the embedding, and the keys and values of all tokens before it.
     """
-    layer_s, times = (LAYER_S + CAPPED_LAYER_S, CAPPED_TIMES) if need.has_cap else (LAYER_S, 1)
-    cache_bytes = num_context_tokens * need.token_bytes * times
-    reading_s = need.read_bytes / READ_SHARES[need.dtype] + cache_bytes / CACHE_SHARE
+    layer_s = LAYER_S + CAPPED_LAYER_S * need.has_cap
+    reading_s = need.read_bytes / READ_SHARES[need.dtype] + num_context_tokens * need.token_bytes / CACHE_SHARE
     operations_s = num_layers * layer_s + need.num_offset_products * OFFSET_PRODUCT_S + STEP_S
     return 1 / (reading_s / bandwidth + operations_s)
