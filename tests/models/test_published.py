@@ -468,6 +468,14 @@ TWO_WAYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "linear", "factor": 2}}),
         {"rope.theta": 1e6, "local_rope.scaling": "linear", "local_rope.theta": 1e4, "local_rope.factor": 2.0},
     ),
+    "not as usual in the family": (
+        config("GptOssForCausalLM", SMALL, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
+        {"rope.scaling": "none", "rope.theta": 5e5},
+    ),
+    "as usual in the family": (
+        config("GptOssForCausalLM", SMALL, rope_scaling=None),
+        {"rope.scaling": "yarn", "rope.theta": 150000.0, "rope.factor": 32.0},
+    ),
     "the outer of two contexts": (
         config("Phi3ForCausalLM", (3072, 64, 4, 32, 32, 128), max_position_embeddings=131072,
                original_max_position_embeddings=4096,
