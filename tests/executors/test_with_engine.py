@@ -15,15 +15,18 @@ from chairlift.executors.forward import ReferenceModel, empty_caches, weights_of
 from chairlift.executors.openvino import ExecutorOptions, OpenVINOExecutor
 from chairlift.models import Model, open_model, resolve
 from executors.checkpoints import VOCAB_SIZE, write_checkpoint
+from executors.families import write_checkpoint as write_family
 
 NUM_OUTPUT = 40
 NUM_REQUESTS = 24
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    folder: Path = tmp_path_factory.mktemp("checkpoints")
-    return open_model(resolve(str(write_checkpoint("grouped", folder / "grouped"))))
+@pytest.fixture(scope="module", params=["grouped", pytest.param("gemma2", marks=pytest.mark.long)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """Attention of the plugin, or of ordinary operations."""
+    folder: Path = tmp_path_factory.mktemp("checkpoints") / request.param
+    write = write_family if request.param == "gemma2" else write_checkpoint
+    return open_model(resolve(str(write(request.param, folder))))
 
 
 @cache
