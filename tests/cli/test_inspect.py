@@ -70,14 +70,15 @@ def test_only_caches_that_can_be_read_are_shown(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_quantised_folder_says_what_it_is_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tiny_llama(vocab_size=512, tied=True).write_folder(tmp_path / "tiny")
+    tiny = tiny_llama(vocab_size=512, tied=True)
+    model = tiny.write_folder(tmp_path / "tiny")
     write_tokenizer(model, byte_level_backend())
     written = {}
     for dtype in ("int8", "int4", "auto", "float32"):
         assert main(["quantize", str(model), str(tmp_path / dtype), "--dtype", dtype]) == 0
         capsys.readouterr()
         status, facts = shown(capsys, "inspect", str(tmp_path / dtype))
-        assert status == 0
+        assert status == 0 and facts["num_parameters"] == sum(numbers.size for numbers in tiny.weights.values())
         written[dtype] = facts["written"], list(facts["precisions"])
     plain = {"num_wide_weights": 0, "head_group": 64, "input_group": None}
     assert written["int8"] == ({"dtype": "int8", **plain}, ["float32", "bfloat16", "int8", "auto"])

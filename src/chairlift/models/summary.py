@@ -53,7 +53,9 @@ class ModelSummary:
 
 
 def _shapes(opened: Model | Encoder) -> list[tuple[int, int]]:
-    return [opened.weights.tensor(name).shape for name in opened.weights.names]
+    is_copy = isinstance(opened, Model) and opened.config.tie_embeddings  # of the embeddings, in other groups
+    names = (name for name in opened.weights.names if not (is_copy and name == "head"))
+    return [opened.weights.tensor(name).shape for name in names]
 
 
 def summarize(files: ModelFiles) -> ModelSummary:
