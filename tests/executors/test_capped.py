@@ -201,6 +201,7 @@ def test_prefixes_preemption_fillers_and_lone_tokens(model: Model) -> None:
     check(driver, model, 2, other)
 
 
+@pytest.mark.long
 def test_a_step_in_pieces_gives_the_same(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ExecutorOptions(max_num_seqs=4, max_model_len=320, dtype="float32", kv_cache_memory_bytes=1 << 24)
     whole = Program(model, options)
@@ -216,6 +217,7 @@ def test_a_step_in_pieces_gives_the_same(model: Model, monkeypatch: pytest.Monke
     assert len(cut._pieces) > 2 and len(whole._pieces) == 1
 
 
+@pytest.mark.long
 def test_what_is_not_a_number_stays_with_its_sequence(model: Model, tmp_path: Path) -> None:
     """A sequence gets the blocks of one that overflowed; what it has not filled of the last is still there."""
     weights = weights_of("gemma2")
