@@ -17,7 +17,7 @@ from chairlift.grammars.child import Verdict
 from chairlift.grammars.compiling import Vocabulary
 from chairlift.grammars.store import Checked, Grammars
 from chairlift.worker.process import resident_bytes
-from grammars.small import END, OTHER_END, VOCABULARY, PlainChecker, asking, legal
+from grammars.small import END, OTHER_END, TOKENS, VOCABULARY, PlainChecker, asking, legal
 
 WAIT_S = 10.0
 
@@ -177,6 +177,22 @@ def test_a_matcher_goes_on_after_what_was_said(bench: Bench) -> None:
     assert legal(bench.grammars.matcher(request, list(b"ab"))) == {ord("c"), ord("d")}
     assert legal(bench.grammars.matcher(request, [*b"abc", END])) == {END, OTHER_END}
     assert ord("a") in legal(bench.grammars.matcher(request, []))
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("<turn>", "<turn>"), ("<turn>", "ab"), ("z", "<turn>")])
+def test_a_thought_may_stand_between_tokens_that_are_no_text(bench: Bench, opening: str, closing: str) -> None:
+    """Mistral's are: the form would begin in the thought, since no text ends it."""
+    begin, end = TOKENS.index(opening.encode()), TOKENS.index(closing.encode())
+    free = asking(0, StructuredOutputs(choice=("c",), after=(opening, closing)))
+    assert bench.ask(free) == Checked(0)
+    assert legal(bench.grammars.matcher(free, [])) == {ord("c"), begin}
+    thinking = legal(bench.grammars.matcher(free, [begin, *b"c"]))
+    assert {end, ord("b"), ord("c")} <= thinking and END not in thinking
+    assert legal(bench.grammars.matcher(free, [begin, *b"c", end])) == {ord("\n"), ord("c")}
+    assert legal(bench.grammars.matcher(free, [begin, *b"c", end, *b"\nc"])) == {END, OTHER_END}
+    begun = asking(1, StructuredOutputs(choice=("c",), after=("", closing)))
+    assert bench.ask(begun) == Checked(1)
+    assert legal(bench.grammars.matcher(begun, [*b"c", end])) == {ord("\n"), ord("c")}
 
 
 def test_a_matcher_of_a_request_that_was_not_asked_for_is_refused(bench: Bench) -> None:

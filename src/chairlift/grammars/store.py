@@ -99,6 +99,9 @@ class Grammars:
         self._make_checker = make_checker
         self._tokenizer = tokenizer_of(vocabulary, encode)
         self._end_ids = tuple(vocabulary.end_ids)
+        self._special_ids = {
+            vocabulary.tokens[token].decode("utf-8", "replace"): token for token in vocabulary.special_ids
+        }
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
@@ -249,7 +252,7 @@ class Grammars:
 
     def _compile(self, job: _Job, checker: GrammarChecker) -> _Kept | InvalidGrammar | EngineDead:
         try:
-            grammar = grammar_text(job.form)
+            grammar = grammar_text(job.form, self._special_ids)
             verdict = checker.check(grammar)
             if verdict.error is not None:
                 return InvalidGrammar(verdict.error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher
@@ -18,9 +20,13 @@ _SPECIAL = frozenset("\\.+*?()|[]{}^$#&-~/")
 BLANKS = r"[ \t\n\r]{1,8}"
 """Between the parts of JSON at most eight blanks: a model that may write any number of them sometimes never stops."""
 
+_NONE: Mapping[str, int] = MappingProxyType({})
 
-def grammar_text(form: StructuredOutputs) -> str:
+
+def grammar_text(form: StructuredOutputs, special_ids: Mapping[str, int] = _NONE) -> str:
     """The grammar of a form. It may be none, which is found by compiling it.
+
+    `special_ids` are the tokens that are no text, by how they are spelled: what a thought stands between may be such.
 
     Raises:
         ValueError: a schema that is not understood.
@@ -32,7 +38,7 @@ def grammar_text(form: StructuredOutputs) -> str:
     grammars = [_named("form", text)]
     if form.alternative is not None:
         grammars.append(_named("alternative", form.alternative))
-    rules += ["start: answer"] if form.after is None else _after_thought(*form.after)
+    rules += ["start: answer"] if form.after is None else _after_thought(*form.after, special_ids)
     return json.dumps({"grammars": [_named("main", "\n".join(rules)), *grammars]})
 
 
@@ -59,12 +65,21 @@ def _named(name: str, text: str) -> dict[str, Any]:
     return {**grammar, "name": name}
 
 
-def _after_thought(opening: str, closing: str) -> list[str]:
+def _after_thought(opening: str, closing: str, special_ids: Mapping[str, int]) -> list[str]:
     """An answer after any text that ends with `closing`; with `opening`, only if it begins with that."""
     if closing == FINAL:
         return rules_before_final(begun=not opening)
-    begun = "thought gap" if not opening else f"({literal(opening)} thought gap)?"
-    return [f"start: {begun} answer", f"thought[suffix={literal(closing)}]: /(?s:.*)/", r"gap: /\n{0,2}/"]
+
+    def tag(text: str) -> str:
+        return f"<[{special_ids[text]}]>" if text in special_ids else literal(text)
+
+    begun = "thought gap" if not opening else f"({tag(opening)} thought gap)?"
+    any_text = "/(?s:.*)/"
+    if closing in special_ids:
+        thought = [f"thought: text {tag(closing)}", f"text: {any_text}"]
+    else:
+        thought = [f"thought[suffix={tag(closing)}]: {any_text}"]
+    return [f"start: {begun} answer", *thought, r"gap: /\n{0,2}/"]
 
 
 def literal(text: str) -> str:
