@@ -304,7 +304,7 @@ def assistant(content: str = "", reasoning: str | None = None, calls: list[list[
         ("hi", [USER]),
         ("", [{"role": "user", "content": ""}]),
         ([USER], [USER]),
-        ([USER | {"type": "message", "content": [TEXT, TEXT]}], [USER | {"content": "hh"}]),
+        ([USER | {"type": "message", "content": [TEXT, TEXT]}], [USER | {"content": "h\nh"}]),
         ([{"role": "developer", "content": []}, USER], [{"role": "developer", "content": ""}, USER]),
         (
             [USER, thought("hm") | {"id": "rs_1"}, said("a"), CALL, CALL | {"call_id": "c2"}, GAVE, USER],

@@ -166,7 +166,7 @@ def test_other_prompts_are_refused(prompt: object) -> None:
 def test_parts_of_type_text_are_one_text() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     asked = chat(messages=[{"role": "user", "content": content}])
-    assert asked.prompts == [ChatPrompt(messages=[{"role": "user", "content": "ab"}])]
+    assert asked.prompts == [ChatPrompt(messages=[{"role": "user", "content": "a\nb"}])]
 
 
 @pytest.mark.parametrize(

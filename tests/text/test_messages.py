@@ -110,7 +110,7 @@ def test_a_developer_is_the_system() -> None:
 
 def test_parts_are_joined() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert conversation_of([{"role": "user", "content": content}]).messages == [{"role": "user", "content": "ab"}]
+    assert conversation_of([{"role": "user", "content": content}]).messages == [{"role": "user", "content": "a\nb"}]
 
 
 def test_calls_get_their_arguments_as_objects() -> None:

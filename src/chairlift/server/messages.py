@@ -7,6 +7,7 @@ from typing import Any
 from chairlift.server.bounds import ROLES
 from chairlift.server.errors import bad_request, unsupported
 from chairlift.server.protocol import ContentPart, Message, ToolCall
+from chairlift.text.messages import BETWEEN_PARTS
 
 
 def template_messages(messages: list[Message] | None) -> list[dict[str, Any]]:
@@ -47,7 +48,7 @@ def _template_message(message: Message, field: str) -> dict[str, Any]:
 
 
 def _text(content: str | list[ContentPart] | None, field: str) -> str:
-    """Parts are joined as they are: they were one text before a client split them."""
+    """The text of a content, its parts joined."""
     if content is None or isinstance(content, str):
         return content or ""
     texts = []
@@ -55,7 +56,7 @@ def _text(content: str | list[ContentPart] | None, field: str) -> str:
         if part.type != "text" or part.text is None:
             raise bad_request(f"{field}.content: only parts of type text are supported", "messages")
         texts.append(part.text)
-    return "".join(texts)
+    return BETWEEN_PARTS.join(texts)
 
 
 def _call(call: ToolCall, field: str) -> dict[str, Any]:

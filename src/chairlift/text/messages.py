@@ -16,6 +16,10 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function
 _SAME_ROLES = {"developer": "system"}
 """The newer name of a role: most templates know the older one only, and would leave such a message out unseen."""
 
+BETWEEN_PARTS = "\n"
+"""Between the parts of a content, as vLLM and llama.cpp join them for templates that take text: clients that send
+several (a question and what it is about) end the first without white space, and words would grow together."""
+
 MAX_MESSAGES = 10_000
 MAX_CHARS = 1 << 20
 """Of all strings of a conversation together."""
@@ -43,8 +47,8 @@ class Conversation:
 def conversation_of(messages: object, tools: object = None, kwargs: object = None) -> Conversation:
     """Check a conversation.
 
-    Content parts are joined as they are: they were one text before a client split them. Arguments of tool calls, JSON
-    in a string, become the object that templates expect. Fields of a message that no template knows are left out.
+    Content parts are joined by line ends. Arguments of tool calls, JSON in a string, become the object that templates
+    expect. Fields of a message that no template knows are left out.
 
     Raises:
         InvalidRequest: with the field, if anything has the wrong type or is too large.
@@ -134,7 +138,7 @@ def _content(content: Any, where: str, size: _Size) -> str:
         if not isinstance(text, str):
             raise InvalidRequest(f"{where}[{index}].text must be a string", where)
         texts.append(size.add(text, where))
-    return "".join(texts)
+    return BETWEEN_PARTS.join(texts)
 
 
 def _tool_call(call: Any, where: str, size: _Size) -> dict[str, Any]:

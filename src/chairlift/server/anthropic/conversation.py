@@ -1,8 +1,8 @@
 """The messages of Anthropic's API as those of a chat.
 
-What a message says in pieces is one text: whoever cut it left the white space in. Messages in a row of one role are one
-turn, since templates want the roles to take turns; a blank line stands where one ended. What a tool gave back is a
-message of its own in a chat.
+What a message says in pieces is one text: whoever cut it left the white space in, and citations cut within sentences.
+Messages in a row of one role are one turn, since templates want the roles to take turns; a blank line stands where one
+ended. What a tool gave back is a message of its own in a chat.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 from chairlift.server.errors import ApiError, bad_request, unsupported
 from chairlift.server.protocol import FunctionCall, Message, ToolCall
 from chairlift.server.responses.body import ITEM_KINDS, REFUSAL, TEXT_KINDS, InputItem, InputPart, ResponsesBody
+from chairlift.text.messages import BETWEEN_PARTS
 
 MAX_KIND_CHARS = 64
 _ROLES = frozenset({"user", "system", "developer", "assistant"})
@@ -117,7 +118,7 @@ class _Turns:
 
 
 def _text(content: str | Sequence[InputPart], field: str) -> str:
-    """Parts are joined as they are; a refusal is what an assistant said."""
+    """The text of a content, its parts joined; a refusal is what an assistant said."""
     if isinstance(content, str):
         return content
     texts = []
@@ -128,7 +129,7 @@ def _text(content: str | Sequence[InputPart], field: str) -> str:
         if text is None:
             raise bad_request(f"{field}[{index}] needs a text", "input")
         texts.append(text)
-    return "".join(texts)
+    return BETWEEN_PARTS.join(texts)
 
 
 def _unsupported(what: str) -> ApiError:
