@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import random
+import struct
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -13,7 +14,7 @@ import pytest
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import open_gguf
-from chairlift.text.charsmap import Replacements
+from chairlift.text.charsmap import MAX_REPLACED_CHARS, Replacements
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.sentencepiece_model import read_sentencepiece, sentencepiece_tokenizer
@@ -214,6 +215,25 @@ def test_tables_of_replacements_lead_nowhere_else(tmp_path: Path) -> None:
         for text in HARD_TEXTS:
             replacements.apply(text)
     assert 0 < passed < 300
+
+
+def table_of(units: dict[int, int], texts: bytes) -> bytes:
+    """A table of 256 units, all of which lead to the first one's block."""
+    return struct.pack("<257I", 1024, *(units.get(i, 0) for i in range(256))) + texts
+
+
+def test_tables_of_replacements_that_lead_to_themselves_take_time_in_proportion() -> None:
+    """Every character would be followed to the end of the text, or replaced by a megabyte; every byte leads on."""
+    tables = {byte: byte << 10 | byte for byte in range(256)}
+    endless = Replacements(table_of({ord("a"): tables[ord("a")]}, b"x\0"))
+    looked_up: list[int] = []
+    endless._child = lambda unit, byte: looked_up.append(byte) or Replacements._child(endless, unit, byte)  # type: ignore[method-assign,func-returns-value]
+    assert endless.apply("a" * 1000) == "a" * 1000
+    assert len(looked_up) <= 1000 * MAX_REPLACED_CHARS
+    with pytest.raises(ValueError, match="its texts have more than"):
+        Replacements(table_of({ord("a"): tables[ord("a")] | 1 << 8}, b"x" * (1 << 20) + b"\0"))
+    with pytest.raises(ValueError, match="too many branches"):
+        Replacements(table_of(tables, b"x\0"))
 
 
 @pytest.mark.parametrize("kind", [np.int32, np.uint8])

@@ -13,6 +13,14 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterable
+from itertools import islice
+
+MAX_REPLACED_CHARS = 64
+"""A trie that leads back to itself would be followed to the end of every text, from each of its characters."""
+MAX_REPLACEMENT_BYTES = 256
+"""That of NFKC has 33."""
+MAX_BRANCHES = 1 << 15
+"""Characters that lead on from the first, or from any second place; those of NFKC have 14,000."""
 
 _VALUE = 0x7FFFFFFF
 _ENDS = 1 << 8
@@ -64,7 +72,7 @@ class Replacements:
         """Where the longest text that begins at `start` ends, and what replaces it."""
         found = None
         unit = 0
-        for position in range(start, len(text)):
+        for position in range(start, min(len(text), start + MAX_REPLACED_CHARS)):
             for byte in text[position].encode("utf-8", "replace"):
                 child = self._child(unit, byte)
                 if child is None:
@@ -85,16 +93,27 @@ class Replacements:
         return child if self._units[child] & (_VALUE + 1 | 0xFF) == byte else None
 
     def _characters(self, units: Iterable[int]) -> list[tuple[str, int]]:
-        """All whole characters that lead on from any of the units, and where to."""
+        """All whole characters that lead on from any of the units, and where to.
+
+        Raises:
+            ValueError: they are more than any table needs.
+        """
         found: list[tuple[str, int]] = []
         for size, first_bytes in _START_BYTES.items():
-            ahead = [(bytes((byte,)), child) for unit in units for byte in first_bytes
-                     if (child := self._child(unit, byte)) is not None]  # fmt: skip
+            ahead = self._ahead([(b"", unit) for unit in units], first_bytes)
             for _ in range(size - 1):
-                ahead = [(data + bytes((byte,)), child) for data, unit in ahead for byte in _LATER_BYTES
-                         if (child := self._child(unit, byte)) is not None]  # fmt: skip
+                ahead = self._ahead(ahead, _LATER_BYTES)
             found += [(text, unit) for data, unit in ahead if (text := data.decode("utf-8", "ignore"))]
         return found
+
+    def _ahead(self, places: list[tuple[bytes, int]], following: range) -> list[tuple[bytes, int]]:
+        """What was read on the way to some units and where they are, one byte on."""
+        steps = ((data + bytes((byte,)), child) for data, unit in places for byte in following
+                 if (child := self._child(unit, byte)) is not None)  # fmt: skip
+        ahead = list(islice(steps, MAX_BRANCHES + 1))
+        if len(ahead) > MAX_BRANCHES:
+            raise ValueError("its trie has too many branches")
+        return ahead
 
 
 def _check(units: tuple[int, ...], texts: bytes) -> None:
@@ -105,6 +124,8 @@ def _check(units: tuple[int, ...], texts: bytes) -> None:
     """
     if not texts.endswith(b"\0"):
         raise ValueError("its texts are cut off")
+    if max(map(len, texts.split(b"\0"))) > MAX_REPLACEMENT_BYTES:
+        raise ValueError(f"its texts have more than {MAX_REPLACEMENT_BYTES} bytes")
     try:
         texts.decode()
     except UnicodeDecodeError as error:
