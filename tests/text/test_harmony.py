@@ -50,6 +50,10 @@ LONG = "<|channel|>" + "x" * MAX_HEADER_CHARS
         ),
         (False, f"{LONG}<|message|>y", "", f"{LONG}<|message|>y"),
         (False, f"{FINAL}one<|end|>two", "", "onetwo"),
+        (False, f"{ANALYSIS}{'a' * MAX_HEADER_CHARS}<|end|>{NEXT}{FINAL}b", "a" * MAX_HEADER_CHARS, "b"),
+        (False, NEXT, "", ""),
+        (False, f"{ANALYSIS}a<|end|>{NEXT}", "a", ""),
+        (False, f"{ANALYSIS}a<|end|><", "a", "<"),
     ],
 )
 def test_division(begins: bool, text: str, reasoning: str, content: str) -> None:

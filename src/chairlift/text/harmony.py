@@ -78,15 +78,17 @@ class HarmonyReader:
     def finish(self) -> list[Part]:
         """What was held back, now that no text follows."""
         held, self._held = self._held, ""
-        if not held or (not self._in_message and CHANNEL in held):
-            return []
-        return [self._part(held)]
+        if not self._in_message:
+            self.is_thinking = False
+            if held.startswith((START, CHANNEL)):
+                return []
+        return [self._part(held)] if held else []
 
     def _open(self, parts: list[Part]) -> bool:
         """Take the header of a message, if it is all there; a message without header is for the reader."""
         held = self._held
-        if held.startswith((START, CHANNEL)) and len(held) <= MAX_HEADER_CHARS:
-            header, mark, rest = held.partition(MESSAGE)
+        header, mark, rest = held.partition(MESSAGE)
+        if held.startswith((START, CHANNEL)) and len(header) + len(mark) <= MAX_HEADER_CHARS:
             if not mark:
                 return False
             function = _FUNCTION.search(header)
