@@ -14,7 +14,7 @@ from chairlift.executors.openvino.attention import parameter
 from chairlift.executors.openvino.graph import GROUPS
 from chairlift.executors.openvino.layers import activated, embedding, ints, product
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena, Packed, pack
+from chairlift.executors.openvino.weights import Arena, Packed, dtype_of_rows, pack
 from chairlift.models.encoder import Encoder
 from chairlift.models.quantize import to_float32
 
@@ -95,7 +95,7 @@ class _Builder:
         """`x` times one weight, or several side by side, plus their biases."""
         tensors = [self._encoder.weights.tensor(name + part) for part in parts]
         small = parts[0] in ("pooler", "classifier")
-        dtype: Dtype = "float32" if small else self._dtype
+        dtype: Dtype = "float32" if small else dtype_of_rows(tensors[0].cols, self._dtype)
         weight: Packed = pack(tensors, dtype, GROUPS[dtype], self._memory)
         bias = np.concatenate([self._vector(f"{name}{part}_bias") for part in parts])
         return op.add(product(x, weight), op.constant(bias)).output(0)

@@ -35,7 +35,14 @@ from chairlift.executors.openvino.layers import (
     split_columns,
 )
 from chairlift.executors.openvino.options import Dtype
-from chairlift.executors.openvino.weights import Arena, Packed, keeps_small_groups, pack, pack_experts
+from chairlift.executors.openvino.weights import (
+    Arena,
+    Packed,
+    dtype_of_rows,
+    keeps_small_groups,
+    pack,
+    pack_experts,
+)
 from chairlift.models import Model, ModelConfig, Rope, to_float32
 
 GROUPS: dict[Dtype, int] = {"float32": 0, "bfloat16": 0, "int8": 64, "int4": 32}
@@ -61,14 +68,13 @@ def weight_kinds(
     """Precision of every weight of a model in `dtype`, and how many of its numbers share a scale.
 
     The head is among them even if it is the embedding: they are packed apart. Those named in `wide` are in bfloat16;
-    of weights that are multiplied as one, the first one's name counts. So are those whose rows have an odd number of
-    numbers: beside bfloat16 the plugin computes products with them wrongly in eight bits, from a few tokens on.
+    of weights that are multiplied as one, the first one's name counts. So are those whose rows ask for it (see
+    `dtype_of_rows`).
     """
 
     def kind(name: str, dtype: Dtype, group: int) -> tuple[Dtype, int]:
-        is_odd = model.weights.tensor(name).cols % 2 == 1 and name not in ("embed", "head")
-        if (name in wide or is_odd) and dtype != "float32":
-            return "bfloat16", 0
+        if name in wide and dtype != "float32":
+            dtype = "bfloat16"
         return dtype, group if GROUPS[dtype] else 0
 
     kinds: dict[str, tuple[Dtype, int]] = dict.fromkeys(model.weights.names, ("float32", 0))
@@ -78,7 +84,8 @@ def weight_kinds(
         group = GROUPS[dtype]
         if dtype == "int8" and is_expert(parts[0]) and keeps_small_groups([model.weights.tensor(n) for n in parts]):
             group = EXPERT_GROUP
-        kinds.update(dict.fromkeys(parts, kind(parts[0], dtype, group)))
+        own = dtype_of_rows(model.weights.tensor(parts[0]).cols, dtype)
+        kinds.update(dict.fromkeys(parts, kind(parts[0], own, group)))
     return kinds
 
 

@@ -15,7 +15,7 @@ from chairlift.executors.openvino.graph import GROUPS, is_expert, weight_kinds
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
 from chairlift.executors.openvino.pieces import KEPT, max_piece_bytes
 from chairlift.executors.openvino.precision import choose_precision
-from chairlift.executors.openvino.weights import gives_back_early, suits_expert_int4
+from chairlift.executors.openvino.weights import dtype_of_rows, gives_back_early, suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
 from chairlift.models.encoder import Encoder
 from chairlift.models.files import shown_bytes
@@ -105,7 +105,8 @@ def memory_need(
 def encoder_weight_bytes(encoder: Encoder, dtype: Dtype) -> int:
     """Memory of the weights of an encoder."""
     tensors = (encoder.weights.tensor(name) for name in encoder.weights.names)
-    return sum(_packed_bytes(tensor, dtype, GROUPS[dtype]) for tensor in tensors)
+    kinds = ((tensor, dtype_of_rows(tensor.cols, dtype)) for tensor in tensors)
+    return sum(_packed_bytes(tensor, own, GROUPS[own]) for tensor, own in kinds)
 
 
 def _packed_bytes(tensor: Tensor, dtype: Dtype, group: int) -> int:

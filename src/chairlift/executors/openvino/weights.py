@@ -72,6 +72,15 @@ class Arena:
         return False
 
 
+def dtype_of_rows(num_cols: int, dtype: Dtype) -> Dtype:
+    """The precision of a weight in the body of a model in `dtype`, by the numbers of its rows.
+
+    Where those are odd nothing is rounded: beside bfloat16 the plugin computes products with such weights wrongly in
+    eight bits, from a few tokens on, and four bits cannot be packed two to a byte.
+    """
+    return "bfloat16" if num_cols % 2 == 1 and dtype in ("int8", "int4") else dtype
+
+
 def gives_back_early(dtype: Dtype) -> bool:
     """Whether packed weights may be given back once a token was computed with them, before all sizes were run.
 
