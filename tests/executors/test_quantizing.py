@@ -199,6 +199,28 @@ def test_a_folder_that_does_not_hang_together_is_refused(tmp_path: Path) -> None
             opened(tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("written", "change", "message"),
+    [
+        ("int8", {"dtype": "int4"}, "int4 in groups of 32 for layers.0.q, which is stored as I8 in groups of 64"),
+        ("int4", {"dtype": "int8"}, "int8 in groups of 64 for layers.0.q, which is stored as pack-quantized int4"),
+        ("int8", {"dtype": "bfloat16"}, "bfloat16 for embed, which is stored as I8 in groups of 32"),
+        ("float32", {"dtype": "bfloat16"}, "bfloat16 for embed, which is stored as F32"),
+        ("int8", {"wide_weights": ["layers.0.down"]}, "bfloat16 for layers.0.down, which is stored as I8"),
+        ("int8", {"wide_weights": ["layers.9.down"]}, "wide_weights names layers.9.down, which the model has not"),
+        ("int8", {"head_group": 32}, "int8 in groups of 32 for head"),
+    ],
+)
+def test_a_mark_that_is_not_what_weights_are_in_is_refused(
+    written: Dtype, change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    quantize_model(opened(made(tmp_path, "folder")), WeightChoice(written), tmp_path / "out")
+    mark = json.loads((tmp_path / "out" / MARK).read_text())
+    (tmp_path / "out" / MARK).write_text(json.dumps(mark | change))
+    with pytest.raises(InvalidModel, match=f"{MARK}: .*{message}"):
+        choose_weights(opened(tmp_path / "out"), None)
+
+
 # ---------------------------------------------------------------- auto
 
 

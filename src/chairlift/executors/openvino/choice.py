@@ -10,11 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-from chairlift.core.errors import InvalidOption
+from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.executors.openvino.graph import GROUPS, product_names, weight_kinds
 from chairlift.executors.openvino.options import AskedDtype, Dtype
-from chairlift.models import Model, Tensor, to_float32, to_int8
-from chairlift.models.prepared import Prepared
+from chairlift.models import Encoding, Model, Tensor, to_float32, to_int8
+from chairlift.models.files import shown
+from chairlift.models.prepared import MARK, Prepared
+from chairlift.models.quantize import grid_shape
+from chairlift.models.rounding import fitting_group
 
 MAX_ROUNDING_ERROR = 0.016
 """Relative rms error by int8 rounding above which a weight stays in bfloat16: twice that of heavy-tailed numbers. With
@@ -51,11 +54,11 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     Only a sample of each weight is read.
 
     Raises:
-        InvalidModel: a weight holds a number that is not finite.
+        InvalidModel: a weight holds a number that is not finite, or is not in what its folder is marked as.
         InvalidOption: what was written in integers would be rounded to others.
     """
     if model.prepared is not None:
-        return _as_written(model.name, model.prepared, asked)
+        return _as_written(model, model.prepared, asked)
     if asked != "auto":
         return WeightChoice(asked or "int8")
     products = [*product_names(model), ("head",)]
@@ -76,17 +79,47 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     return WeightChoice("int8", frozenset(name for parts in wide for name in parts), HEAD_GROUP, INPUT_GROUP, reason)
 
 
-def _as_written(name: str, prepared: Prepared, asked: AskedDtype | None) -> WeightChoice:
+def _as_written(model: Model, prepared: Prepared, asked: AskedDtype | None) -> WeightChoice:
     """What a folder was written in, or a precision that holds its numbers."""
     own = prepared.dtype
+    written = WeightChoice(own, frozenset(prepared.wide_weights), prepared.head_group, prepared.input_group)
+    _check_written(model, written)
     if asked is None or asked == "auto" or asked == own:
-        return WeightChoice(own, frozenset(prepared.wide_weights), prepared.head_group, prepared.input_group)
+        return written
     if asked in INTEGERS and own in INTEGERS:
         raise InvalidOption(
-            f"{name} was written in {own} by chairlift quantize, and {asked} would round it a second time: "
+            f"{model.name} was written in {own} by chairlift quantize, and {asked} would round it a second time: "
             "take the model that it was made of"
         )
     return WeightChoice(asked, reason=f"{asked}, the values of the {own} that it was written in")
+
+
+def _check_written(model: Model, written: WeightChoice) -> None:
+    """Refuse a folder whose weights are not in what it is marked as: they would be rounded a second time, unseen."""
+    where = shown(model.files.path / MARK)
+    for name in sorted(written.wide):
+        if name not in model.weights:
+            raise InvalidModel(f"{where}: wide_weights names {shown(name)}, which the model has not")
+    for name, (dtype, group) in weight_kinds(model, written.dtype, written.wide, written.head_group).items():
+        tensor = model.weights.tensor(name)
+        grid = grid_shape(tensor)
+        own_group, group = grid.group if grid else 0, fitting_group(tensor.cols, group) if group else 0
+        if tensor.encoding not in _STORED[dtype] or own_group != group:
+            said, stored = _in_groups(dtype, group), _in_groups(tensor.encoding.label, own_group)
+            raise InvalidModel(f"{where}: it says {said} for {name}, which is stored as {stored}")
+
+
+def _in_groups(kind: str, group: int) -> str:
+    return f"{kind} in groups of {group}" if group else kind
+
+
+_STORED: dict[Dtype, tuple[Encoding, ...]] = {
+    "float32": (Encoding.F32,),
+    "bfloat16": (Encoding.BF16,),
+    "int8": (Encoding.I8,),
+    "int4": (Encoding.PACKED4, Encoding.I8),
+}
+"""How `chairlift quantize` stores each precision; what four bits are too few for is in eight."""
 
 
 def rounding_error(tensor: Tensor, group: int = GROUPS["int8"]) -> float:
