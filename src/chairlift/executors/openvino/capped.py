@@ -19,14 +19,7 @@ from openvino import opset13 as op
 from openvino.op import Parameter
 
 from chairlift.core.errors import InvalidOption
-from chairlift.executors.openvino.attention import (
-    BLOCK_SIZE,
-    AttentionShape,
-    PagedAttention,
-    paged_attention,
-    parameter,
-    ragged,
-)
+from chairlift.executors.openvino.attention import BLOCK_SIZE, AttentionShape, PagedAttention, parameter
 from chairlift.executors.openvino.inputs import StepInputs
 from chairlift.executors.openvino.layers import ints, number
 from chairlift.executors.openvino.options import KVCacheDtype
@@ -43,14 +36,14 @@ class CappedAttention:
     """Reads `tiles.tiled_feed` of a step. For all layers of a graph: `shapes` may differ in their windows only."""
 
     def __init__(self, shapes: Iterable[AttentionShape]) -> None:
-        self._rows = ragged()
+        self._write = PagedAttention()
         windows = {shape.sliding_window: shape for shape in shapes}
         num_kv_heads = next(iter(windows.values())).num_kv_heads
         self._answers = parameter("answers", Type.i32, [-1, num_kv_heads])
         self._parts = [_Part(name, windows) for name in PARTS]
 
     def parameters(self) -> list[Parameter]:
-        return [*self._rows.parameters(), self._answers, *(one for part in self._parts for one in part.parameters)]
+        return [*self._write.parameters(), self._answers, *(one for part in self._parts for one in part.parameters)]
 
     def __call__(
         self,
@@ -71,7 +64,7 @@ class CappedAttention:
         key, value = (op.clamp(x, -LARGE, LARGE).output(0) for x in (key, value))
         # Whoever asks, and however few, keys are written. So keys ask for themselves.
         alone = AttentionShape(shape.num_kv_heads, shape.num_kv_heads, shape.head_size)
-        wrote = paged_attention(key, key, value, caches, self._rows, alone)
+        wrote = self._write(key, key, value, caches, alone)
         some = _rows_of(wrote, op.constant(np.int32(0)).output(0), 1)
         written = op.convert(op.less(some, number(-np.inf)), Type.i32).output(0)  # 0, but known only then
         results = [part.attend(query, caches, written, shape) for part in self._parts]
