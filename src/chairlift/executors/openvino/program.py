@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
 
 import numpy as np
 import openvino as ov
@@ -165,11 +164,11 @@ class Program:
         if len(self._pieces) == 1:
             return hidden
         whole = np.empty((self._num_outputs, hidden.shape[1]), np.float32)
-        for piece, following in zip_longest(self._pieces, self._pieces[1:]):
-            whole[piece.outputs] = hidden[: len(piece.outputs)]
-            if following is not None:
-                self._begin(following.inputs)
+        for i, piece in enumerate(self._pieces):
+            if i:
+                self._begin(piece.inputs)
                 hidden = self._wait()
+            whole[piece.outputs] = hidden[: len(piece.outputs)]
         return whole
 
     def _wait(self) -> NDArray[np.float32]:
