@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import fields
+from functools import partial
 from itertools import repeat
 from os import PathLike, fspath
 from types import TracebackType
@@ -18,6 +19,7 @@ from tqdm import tqdm
 from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
+from chairlift.text.thinking import thinking_of
 from chairlift.worker.answers import Answer, Assembly, CompletionOutput, RequestOutput
 from chairlift.worker.arguments import (
     Message,
@@ -71,6 +73,7 @@ class _Session:
     def __init__(self, built: Built | None, encoder: BuiltEncoder | None = None) -> None:
         self._built = built
         self._encoder = encoder
+        self._thinking = None if built is None else thinking_of(built.text)
         if built is not None:
             beside = None if encoder is None else encoder.engine
             self.engine = LocalEngine(built.engine, self._close, built.grammars, beside)
@@ -125,11 +128,12 @@ class _Session:
         n: int,
         priority: int,
         *,
+        is_chat: bool = False,
         tenant: str = "",
         ttft_deadline_ms: float | None = None,
         e2e_deadline_ms: float | None = None,
     ) -> Request:
-        """A request that the engine will accept.
+        """A request that the engine will accept. In a chat thought may come before the form of an answer.
 
         Raises:
             InvalidRequest: it will not, ever.
@@ -138,6 +142,8 @@ class _Session:
             raise InvalidRequest("sampling_params must be SamplingParams, or one for each prompt", "sampling_params")
         arrival = time.monotonic()
         tokens = self.built.text.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        if is_chat and self._thinking is not None:
+            params = self._thinking.params(params, tokens)
         request = Request(
             id=self.engine.new_id(),
             prompt=tokens,
@@ -152,8 +158,14 @@ class _Session:
         )
         return checked(request, self.built.limits, self.built.model.config.vocab_size)
 
-    def assembly(self, answer: Answer, prompt: Prompt) -> Assembly:
-        return Assembly(answer, prompt if isinstance(prompt, str) else None, self.built.text_stream)
+    def assembly(self, answer: Answer, prompt: Prompt, *, is_chat: bool = False) -> Assembly:
+        """Reads an answer as text; in a chat its thought apart."""
+        text = prompt if isinstance(prompt, str) else None
+        thinking = self._thinking
+        if not is_chat or thinking is None:
+            return Assembly(answer, text, self.built.text_stream)
+        streams = partial(self.built.text_stream, tokens=thinking.tokens)
+        return Assembly(answer, text, streams, partial(thinking.reader, answer.request.prompt))
 
     def default_params(self, max_tokens: int | None) -> SamplingParams:
         """What the model's makers recommend, where they do."""
@@ -263,11 +275,12 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer each conversation; one conversation is a list of messages with `role` and `content`.
 
-        Without parameters an answer may fill the rest of the context. Otherwise as `generate`.
+        Without parameters an answer may fill the rest of the context. What a model that thinks wrote for itself is in
+        `reasoning`, and a form of the answer begins after it. Otherwise as `generate`.
         """
         prompts = [self._session.chat_prompt(conversation) for conversation in each_conversation(messages)]
         params = each_params(sampling_params, len(prompts), self._session.default_params(None))
-        return self._run(prompts, params, n, priority, use_tqdm, service)
+        return self._run(prompts, params, n, priority, use_tqdm, service, is_chat=True)
 
     def embed(
         self,
@@ -353,7 +366,7 @@ class LLM:
         """Continue one prompt, piece by piece; each output holds what is new. Closing the iterator aborts."""
         session = self._session
         request = session.request(prompt, sampling_params or session.default_params(16), n, priority, **service)
-        return self._stream(request, prompt)
+        return self._stream(request, prompt, is_chat=False)
 
     def stream_chat(
         self,
@@ -364,9 +377,11 @@ class LLM:
         priority: int = 0,
         **service: Unpack[Service],
     ) -> Generator[RequestOutput, None, None]:
-        """Answer one conversation, piece by piece, as `stream` does."""
-        params = sampling_params or self._session.default_params(None)
-        return self.stream(self._session.chat_prompt(messages), params, n=n, priority=priority, **service)
+        """Answer one conversation, piece by piece, as `stream` does; thought as `chat` does."""
+        session = self._session
+        prompt, params = session.chat_prompt(messages), sampling_params or session.default_params(None)
+        request = session.request(prompt, params, n, priority, is_chat=True, **service)
+        return self._stream(request, prompt, is_chat=True)
 
     def _run(
         self,
@@ -376,10 +391,12 @@ class LLM:
         priority: int | Sequence[int],
         use_tqdm: bool,
         service: Service,
+        *,
+        is_chat: bool = False,
     ) -> list[RequestOutput]:
         engine, reader = self._session.engine, QueueReader()
         requests = [
-            self._session.request(*each, **service)
+            self._session.request(*each, is_chat=is_chat, **service)
             for each in zip(prompts, params, repeat(n), each_priority(priority, len(prompts)))
         ]
         outputs: dict[int, RequestOutput] = {}
@@ -391,7 +408,7 @@ class LLM:
                 num_tokens, start = 0, time.monotonic()
                 while len(outputs) < len(requests):
                     for answer in reader.take():
-                        output = self._session.assembly(answer, by_id[answer.request.id]).take()
+                        output = self._session.assembly(answer, by_id[answer.request.id], is_chat=is_chat).take()
                         outputs[answer.request.id] = output
                         num_tokens += sum(len(each.token_ids) for each in output.outputs)
                         rate = num_tokens / max(time.monotonic() - start, 1e-9)
@@ -402,10 +419,10 @@ class LLM:
                 engine.abort(answer)
         return [outputs[request.id] for request in requests]
 
-    def _stream(self, request: Request, prompt: Prompt) -> Generator[RequestOutput, None, None]:
+    def _stream(self, request: Request, prompt: Prompt, *, is_chat: bool) -> Generator[RequestOutput, None, None]:
         engine, reader = self._session.engine, QueueReader()
         answer = engine.start(request, reader, each_step=True)
-        assembly = self._session.assembly(answer, prompt)
+        assembly = self._session.assembly(answer, prompt, is_chat=is_chat)
         try:
             finished = False
             while not finished:
@@ -452,7 +469,7 @@ class AsyncLLM:
         """Stop the engine; generators in progress raise `EngineDead`."""
         self._closed()
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -467,12 +484,34 @@ class AsyncLLM:
             InvalidRequest: it can never be served.
             EngineDead: the engine was closed or broke.
         """
+        params = sampling_params or self._session.default_params(16)
+        return self._stream(prompt, params, n, priority, service, is_chat=False)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        n: int = 1,
+        priority: int = 0,
+        **service: Unpack[Service],
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one conversation, piece by piece; without parameters it may fill the rest of the context.
+
+        Thought is as `LLM.chat` has it.
+        """
+        params = sampling_params or self._session.default_params(None)
+        return self._stream(self._session.chat_prompt(messages), params, n, priority, service, is_chat=True)
+
+    async def _stream(
+        self, prompt: Prompt, params: SamplingParams, n: int, priority: int, service: Service, *, is_chat: bool
+    ) -> AsyncGenerator[RequestOutput, None]:
         session = self._session
-        request = session.request(prompt, sampling_params or session.default_params(16), n, priority, **service)
+        request = session.request(prompt, params, n, priority, is_chat=is_chat, **service)
         reader = self._reader_here()
         answer = session.engine.start(request, reader, each_step=True)
         news = reader.watch(answer)
-        assembly = session.assembly(answer, prompt)
+        assembly = session.assembly(answer, prompt, is_chat=is_chat)
         try:
             finished = False
             while not finished:
@@ -485,19 +524,6 @@ class AsyncLLM:
         finally:
             reader.forget(answer)
             session.engine.abort(answer)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
-        *,
-        n: int = 1,
-        priority: int = 0,
-        **service: Unpack[Service],
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Answer one conversation, piece by piece; without parameters it may fill the rest of the context."""
-        params = sampling_params or self._session.default_params(None)
-        return self.generate(self._session.chat_prompt(messages), params, n=n, priority=priority, **service)
 
     def _reader_here(self) -> _EventReader:
         """The reader of the running event loop: all its streams are woken by one call per step."""

@@ -11,8 +11,10 @@ import pytest
 from chairlift import LLM, SamplingParams
 from chairlift.cli.chat import Conversation
 from chairlift.cli.main import main
+from chairlift.cli.printing import DIM, PLAIN
 from chairlift.core.types import CacheShape, Request
 from chairlift.worker import build
+from chairlift.worker.answers import CompletionOutput, RequestOutput
 from fake_built import TEXT, built
 from fakes import FakeExecutor, expected
 
@@ -133,3 +135,25 @@ class TestChat:
         said = conversation.turns[-1]["content"]
         assert said != ""
         assert answer(TEXT.encode_chat(conversation.turns[:2]), 5).startswith(said)
+
+    @pytest.mark.parametrize("is_terminal", [True, False])
+    def test_what_is_thought_is_shown_beside_the_answer_and_not_told_again(
+        self, llm: LLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_terminal: bool
+    ) -> None:
+        pieces = [("They ", ""), ("greet", ""), ("", ""), ("", "Hel"), ("", "lo")]
+
+        def stream_chat(*args: object) -> Iterator[RequestOutput]:
+            for thought, said in pieces:
+                yield RequestOutput(None, [], [CompletionOutput(0, said, [], reasoning=thought)])
+
+        monkeypatch.setattr(llm, "stream_chat", stream_chat)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal)
+        conversation = self.converse(llm, monkeypatch, "Hi")
+        shown = capsys.readouterr()
+        assert shown.out == "Hello\n"
+        assert shown.err == (f"{DIM}They greet{PLAIN}\n\n" if is_terminal else "They greet\n\n")
+        assert conversation.turns[-1] == {"role": "assistant", "content": "Hello"}
+        pieces[2:] = []
+        self.converse(llm, monkeypatch, "Hi")
+        shown = capsys.readouterr()
+        assert (shown.out, shown.err) == ("\n", f"{DIM}They greet{PLAIN}" if is_terminal else "They greet")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
+from chairlift.cli.printing import PrintedAnswer
 from chairlift.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -82,14 +83,15 @@ class Conversation:
                 return None
 
     def _say(self, text: str) -> None:
-        """One turn of each side; what was answered before Ctrl-C stays in the conversation."""
+        """One turn of each side. What was said before Ctrl-C stays in the conversation; what was thought never does."""
         asked = [*self.turns, {"role": "user", "content": text}]
         pieces: list[str] = []
+        printed = PrintedAnswer()
         try:
             for output in self._llm.stream_chat(asked, self._params):
                 for piece in output.outputs:
                     pieces.append(piece.text)
-                    print(piece.text, end="", flush=True)
+                    printed.add(piece)
                     if piece.error is not None:
                         print(f"\nThe answer could not be finished: {piece.error}", file=sys.stderr)
         except KeyboardInterrupt:
@@ -97,5 +99,5 @@ class Conversation:
         except InvalidRequest as error:
             print(f"{error}. /reset starts a new conversation.", file=sys.stderr)
             return
-        print()
+        printed.end()
         self.turns = [*asked, {"role": "assistant", "content": "".join(pieces)}]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
+from chairlift.cli.printing import PrintedAnswer
 from chairlift.core.errors import InvalidOption
 
 
@@ -69,13 +70,14 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
         else:
             outputs = llm.stream(prompt, params)
         error: str | None = None
+        printed = PrintedAnswer()
         try:
             for output in outputs:
                 for piece in output.outputs:
-                    print(piece.text, end="", flush=True)
+                    printed.add(piece)
                     error = piece.error or error
         finally:
-            print()
+            printed.end()
     if error is not None:
         print(f"chairlift: the answer could not be finished: {error}", file=sys.stderr)
         return 1

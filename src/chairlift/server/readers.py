@@ -11,9 +11,7 @@ from chairlift.server.prompts import Fitted
 from chairlift.server.validate import Validated
 from chairlift.text.answers import AnswerReader
 from chairlift.text.reasoning import ReasoningFormat
-
-END_TOKENS = 16
-"""Tokens of a prompt in which it may open a thought."""
+from chairlift.text.thinking import prompt_end, thought_before
 
 
 def shown_texts(asked: Validated, text: ServedText) -> tuple[str, ...]:
@@ -30,7 +28,7 @@ def reader_opener(asked: Validated, text: ServedText, prompt: list[int]) -> Call
     form, tools = text.manners.reasoning_format, asked.tools
     if not asked.show.chat or (form is None and tools is None):
         return None
-    begins = form is not None and _begins(form, asked, text, prompt)
+    begins = form is not None and _begins(form, asked, prompt_end(prompt, text.token_bytes))
     return lambda: AnswerReader(
         None if form is None else form.reader(begins=begins, has_tools=tools is not None),
         None if tools is None else tools.reader(),
@@ -44,22 +42,16 @@ def after_thought(fitted: Fitted, text: ServedText) -> Fitted:
         return fitted
 
     def changed(params: SamplingParams, prompt: list[int]) -> SamplingParams:
-        tags = form.tags_before(_end(text, prompt), begins=_begins(form, asked, text, prompt))
-        if params.structured_outputs is None or tags is None:
-            return params
-        return replace(params, structured_outputs=replace(params.structured_outputs, after=tags))
+        end = prompt_end(prompt, text.token_bytes)
+        return thought_before(params, form, end, begins=_begins(form, asked, end))
 
     params = [changed(one, prompt) for one, prompt in zip(fitted.params, fitted.prompts, strict=True)]
     return replace(fitted, params=params)
 
 
-def _end(text: ServedText, prompt: list[int]) -> str:
-    return b"".join(map(text.token_bytes, prompt[-END_TOKENS:])).decode("utf-8", "replace")
-
-
-def _begins(form: ReasoningFormat, asked: Validated, text: ServedText, prompt: list[int]) -> bool:
-    """Whether an answer begins as thought."""
+def _begins(form: ReasoningFormat, asked: Validated, end: str) -> bool:
+    """Whether an answer to a prompt that ends like `end` begins as thought."""
     (chat,) = asked.prompts
     if isinstance(chat, ChatPrompt) and chat.continue_final_message:
         return form.begins_within(chat.messages[-1]["content"])
-    return form.begins_after(_end(text, prompt))
+    return form.begins_after(end)

@@ -15,10 +15,10 @@ from chairlift.server.ports import ChatManners, ChatPrompt, ServedText, TokenTex
 from chairlift.text import Text, load_text
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.passages import load_passages
-from chairlift.text.pieces import TokenBytes
 from chairlift.text.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
 from chairlift.text.stops import StopAutomaton
 from chairlift.text.stream import BytesByToken, TextStream
+from chairlift.text.thinking import ShownBytes
 from chairlift.text.tools import TOOL_FORMATS, ToolFormat
 from chairlift.text.tools.detect import tool_format_of
 from chairlift.text.tools.told import told
@@ -27,28 +27,13 @@ AUTO, NONE = "auto", "none"
 """Instead of the name of a format: what the chat template speaks of, and none."""
 
 
-class _ShownBytes:
-    """The bytes of tokens, with those of some special tokens, wherever a text stream asks for them."""
-
-    def __init__(self, text: Text, shown: Sequence[str]) -> None:
-        tokenizer = text.tokenizer
-        ids = {token for token in tokenizer.special_token_ids if tokenizer.special_text(token) in shown}
-        plain = tokenizer.bytes_of(True)
-        self._bytes = TokenBytes(
-            tokenizer.vocab_size, lambda token: tokenizer.token_bytes(token) if token in ids else plain[token]
-        )
-
-    def bytes_of(self, skip_special_tokens: bool) -> TokenBytes:
-        return self._bytes
-
-
 class _ServedText:
     """One model's text."""
 
     def __init__(self, text: Text, manners: ChatManners) -> None:
         self._text = text
         self._tokenizer = text.tokenizer
-        self._shown: dict[tuple[str, ...], _ShownBytes] = {}
+        self._shown: dict[tuple[str, ...], ShownBytes] = {}
         self.manners = manners
         self.vocab_size = text.tokenizer.vocab_size
         self.eos_token_ids = text.eos_token_ids
@@ -84,7 +69,7 @@ class _ServedText:
         if shown and skip_special_tokens:
             key = tuple(shown)
             if key not in self._shown:
-                self._shown[key] = _ShownBytes(self._text, key)
+                self._shown[key] = ShownBytes(self._tokenizer, key)
             tokenizer = self._shown[key]
         return lambda: TextStream(
             tokenizer,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from chairlift.core.explain import sentence
 from chairlift.core.types import Finish, FinishReason, Request, TokenLogprob
+from chairlift.text.parts import Content, Part, Reasoning
 
 
 class Choice:
@@ -46,6 +48,7 @@ class CompletionOutput:
     """One choice of an answer, or, when streamed, what is new of it.
 
     `token_ids` include the token that ended the sequence, `text` does not (unless the parameters ask for stop strings).
+    `reasoning` is what a model that thinks wrote for itself, in a chat; it is no part of `text`.
     `finish_reason` is "stop", "length", "abort", "error" or "deadline", and None while there is more to come; `error`
     says what happened in the last two.
     """
@@ -59,6 +62,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -93,14 +97,33 @@ class TextStreamFactory(Protocol):
     def __call__(self, request: Request) -> TextStream: ...
 
 
-class Assembly:
-    """Reads an answer as text; each `take` gives what is new since the last one."""
+class PartsReader(Protocol):
+    """Divides one sequence's text as it comes."""
 
-    def __init__(self, answer: Answer, prompt: str | None, streams: TextStreamFactory) -> None:
+    def push(self, text: str) -> list[Part]: ...
+    def finish(self) -> list[Part]: ...
+
+
+class Assembly:
+    """Reads an answer as text; each `take` gives what is new since the last one.
+
+    `readers` make what divides the text of each choice into thought and what is said; without, all of it is said.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        prompt: str | None,
+        streams: TextStreamFactory,
+        readers: Callable[[], PartsReader] | None = None,
+    ) -> None:
         self._answer = answer
         self._prompt = prompt
         self._prompt_token_ids = list(answer.request.prompt)
-        self._choices = [_Reading(choice, streams(answer.request)) for choice in answer.choices]
+        self._choices = [
+            _Reading(choice, streams(answer.request), None if readers is None else readers())
+            for choice in answer.choices
+        ]
         self._num_closed = 0
         self._prompt_logprobs_given = False
 
@@ -139,11 +162,12 @@ class Assembly:
 class _Reading:
     """How far one choice has been read."""
 
-    __slots__ = ("choice", "cumulative_logprob", "ended", "num_read", "stream")
+    __slots__ = ("choice", "cumulative_logprob", "ended", "num_read", "reader", "stream")
 
-    def __init__(self, choice: Choice, stream: TextStream) -> None:
+    def __init__(self, choice: Choice, stream: TextStream, reader: PartsReader | None) -> None:
         self.choice = choice
         self.stream = stream
+        self.reader = reader
         self.num_read = 0
         self.cumulative_logprob = 0.0
         self.ended = False
@@ -171,6 +195,10 @@ class _Reading:
             output.finish_reason = str(finish.reason)
             output.stop_reason = finish.stop_reason
             output.error = finish.error
+        if self.reader is not None:
+            parts = self.reader.push(output.text) + (self.reader.finish() if self.ended else [])
+            output.text = "".join(part.text for part in parts if isinstance(part, Content))
+            output.reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
         return output
 
 

@@ -24,6 +24,7 @@ from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Constraint, ConstraintFactory, Sampler
 from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
+from chairlift.text.stream import BytesByToken
 from chairlift.worker.loading import LoadingBar
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.reporting import Reporting
@@ -50,8 +51,8 @@ class Built:
         if self.journal is not None:
             self.journal.close()
 
-    def text_stream(self, request: Request) -> TextStream:
-        """The text of one answer to `request`, from its first token on.
+    def text_stream(self, request: Request, tokens: BytesByToken | None = None) -> TextStream:
+        """The text of one answer to `request`, from its first token on; `tokens` is what each stands for.
 
         After a special token, as at the end of most chat prompts, begins a text of its own.
         """
@@ -59,7 +60,7 @@ class Built:
         tokenizer = self.text.tokenizer
         starts_anew = not request.prompt or request.prompt[-1] in tokenizer.special_token_ids
         return TextStream(
-            tokenizer,
+            tokens or tokenizer,
             params.stop,
             include_stop=params.include_stop_str_in_output,
             min_tokens=params.min_tokens,
