@@ -76,7 +76,7 @@ def test_mxfp4_is_exact_wherever_four_or_eight_bits_are_asked_for(mxfp4: Model, 
     kinds = weight_kinds(mxfp4, dtype)
     assert {kinds[key] for key in mxfp4.weights.names if is_expert(key) and "bias" not in key} == {(dtype, 32)}
     arenas = [Arena() for _ in range(mxfp4.config.num_layers)]
-    layers = pack_layers(mxfp4, dtype, arenas, LoadedBytes(1, None))
+    layers = pack_layers(mxfp4, dtype, arenas, Arena(), LoadedBytes(1, None))
     names = next(names for names in layers if names[0] == "layers.1.experts.0.gate")
     weight = layers[names]
     assert isinstance(weight, Int8Groups)
@@ -144,7 +144,7 @@ def test_experts_are_there_twice_while_they_are_loaded(mxfp4: Model, monkeypatch
     monkeypatch.setattr(memory, "_WARM_UP_BYTES", 0)  # more than all of so small a model
     need, config = memory_need(mxfp4, "int8", "bf16"), mxfp4.config
     numbers = 3 * config.num_layers * config.num_experts * config.expert_size * config.hidden_size
-    assert numbers * 1.125 < need.loading_bytes - need.running_bytes < need.weight_bytes
+    assert numbers * 1.125 <= need.loading_bytes - need.running_bytes < need.weight_bytes
 
 
 @pytest.mark.long

@@ -83,14 +83,14 @@ def test_weights_that_stay_wide_are_counted_so(smollm2: Model) -> None:
 def test_weights_take_what_was_said(name: str, dtype: Dtype, tmp_path: Path) -> None:
     """Learned positions and routers too, which are computed in float32."""
     model = open_model(resolve(str(write_family(name, tmp_path / name))))
-    head, layers = Arena(), [Arena() for _ in range(model.config.num_layers)]
-    products = pack_layers(model, dtype, layers, LoadedBytes(1, None))
+    head, experts, layers = Arena(), Arena(), [Arena() for _ in range(model.config.num_layers)]
+    products = pack_layers(model, dtype, layers, experts, LoadedBytes(1, None))
     build_head(model, dtype, 32, head)
     apart = {"embed", "head", *(part for parts in products for part in parts)}
     others = [model.weights.tensor(one) for one in model.weights.names if one not in apart]
     assert {"gpt2": "positions", "qwen3moe": "layers.0.router"}[name] in {tensor.name for tensor in others}
     # The embedding stays in the file.
-    num_bytes = sum(len(pages) for packed in (head, *layers) for pages in packed._maps)
+    num_bytes = sum(packed.num_bytes for packed in (head, experts, *layers))
     num_bytes += sum(4 * tensor.rows * tensor.cols for tensor in others)
     assert memory_need(model, dtype, "bf16", head_group=32).weight_bytes == num_bytes
 

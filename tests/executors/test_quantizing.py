@@ -66,7 +66,7 @@ def packed_bytes(model: Model, weights: WeightChoice) -> list[bytes]:
     """Everything that a graph would share, in order."""
     arena = Arena()
     arenas = [arena] * model.config.num_layers
-    layers = pack_layers(model, weights.dtype, arenas, LoadedBytes(1 << 40, None), weights.wide)
+    layers = pack_layers(model, weights.dtype, arenas, arena, LoadedBytes(1 << 40, None), weights.wide)
     kind = "bfloat16" if "head" in weights.wide else head_dtype(weights.dtype)
     head = pack([model.weights.tensor("head")], kind, weights.head_group, arena)
     table = pack([model.weights.tensor("embed")], head_dtype(weights.dtype), EMBEDDING_GROUP, arena)

@@ -9,6 +9,7 @@ import pytest
 from openvino import Type
 
 from chairlift.core.errors import InvalidOption
+from chairlift.executors.openvino import cache
 from chairlift.executors.openvino.buckets import buckets_up_to, round_down, round_up
 from chairlift.executors.openvino.cache import CachePort, allocate, available_bytes, num_cache_blocks
 from chairlift.executors.openvino.rates import StepRates, fit_rates, suggest_token_budget
@@ -60,6 +61,16 @@ def test_a_cache_that_the_machine_has_no_memory_for_is_refused_before_it_is_used
     """The system would give it out, and end the process when it is written to."""
     with pytest.raises(InvalidOption, match="does not fit"):
         num_cache_blocks(1 << 20, 32, memory_bytes=1 << 50, max_num_seqs=1 << 16, max_model_len=1 << 20)
+
+
+def test_what_is_about_to_be_given_back_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "available_bytes", lambda: 10_000)
+    for returning, count in ((0, 2), (10_000, 5)):
+        sizes = {"max_num_seqs": 64, "max_model_len": 4096, "returning_bytes": returning}
+        assert num_cache_blocks(1000, 32, memory_bytes=None, **sizes) == count
+    with pytest.raises(InvalidOption, match="does not fit: 10000 bytes"):
+        num_cache_blocks(1000, 32, memory_bytes=15_000, max_num_seqs=64, max_model_len=4096)
+    assert num_cache_blocks(1000, 32, memory_bytes=15_000, **sizes) == 14
 
 
 def test_more_memory_than_there_is_gives_one_clear_line() -> None:

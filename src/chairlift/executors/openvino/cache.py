@@ -73,9 +73,17 @@ def _tensor(port: CachePort, num_blocks: int) -> ov.Tensor:
 
 
 def num_cache_blocks(
-    block_bytes: int, block_size: int, *, memory_bytes: int | None, max_num_seqs: int, max_model_len: int
+    block_bytes: int,
+    block_size: int,
+    *,
+    memory_bytes: int | None,
+    max_num_seqs: int,
+    max_model_len: int,
+    returning_bytes: int = 0,
 ) -> int:
     """Blocks that sequences may use: what `memory_bytes` holds, or a share of the free memory.
+
+    `returning_bytes` more will be free before the cache fills.
 
     Never more than `max_num_seqs` sequences of `max_model_len` tokens can fill, and one less than fits: the executor
     needs a scratch block of its own.
@@ -84,6 +92,7 @@ def num_cache_blocks(
         InvalidOption: not even one block fits, or the memory is not there.
     """
     available = available_bytes()
+    available += returning_bytes if available else 0  # not every system says what is free
     budget = int(available * FREE_MEMORY_SHARE) if memory_bytes is None else memory_bytes
     num_blocks = min(budget // block_bytes - 1, max_num_seqs * -(-max_model_len // block_size))
     if memory_bytes is not None and available and num_blocks * block_bytes > available:  # given out when it is used

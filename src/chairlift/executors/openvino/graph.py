@@ -137,18 +137,25 @@ PackedLayers = dict[tuple[str, ...], Packed]
 
 
 def pack_layers(
-    model: Model, dtype: Dtype, packed: Sequence[Arena], loaded: LoadedBytes, wide: Container[str] = ()
+    model: Model,
+    dtype: Dtype,
+    packed: Sequence[Arena],
+    experts: Arena,
+    loaded: LoadedBytes,
+    wide: Container[str] = (),
 ) -> PackedLayers:
-    """The weights of each layer in its part of `packed`, which must live until the graph that shares them has run."""
+    """The weights of each layer in its part of `packed`, which must live until the graph that shares them has run.
+
+    Those of experts are in `experts`: the plugin lays them out while it compiles.
+    """
     kinds = weight_kinds(model, dtype, wide)
 
     def pack_one(parts: tuple[str, ...]) -> Packed:
         tensors = [model.weights.tensor(name) for name in parts]
-        arena = packed[_layer_of(parts[0])]
         if is_expert(parts[0]):
-            weight = pack_experts(tensors, *kinds[parts[0]], arena, len(parts) // model.config.num_experts)
+            weight = pack_experts(tensors, *kinds[parts[0]], experts, len(parts) // model.config.num_experts)
         else:
-            weight = pack(tensors, *kinds[parts[0]], arena)
+            weight = pack(tensors, *kinds[parts[0]], packed[_layer_of(parts[0])])
         loaded.add(sum(tensor.num_bytes for tensor in tensors))
         return weight
 

@@ -88,7 +88,7 @@ def memory_need(
     running_bytes = weight_bytes + _overhead_bytes(model.config) + num_offset_products * _OFFSET_PRODUCT_BYTES
     if dtype == "float32":
         running_bytes += layers // 4 + _FLOAT32_BYTES
-    twice = experts + 2 * (layers - experts) // model.config.num_layers if gives_back_early(dtype) else layers
+    twice = max(experts, 2 * (layers - experts) // model.config.num_layers) if gives_back_early(dtype) else layers
     at_end = running_bytes + max(twice, _WARM_UP_BYTES)
     return MemoryNeed(
         dtype,

@@ -117,6 +117,7 @@ class Program:
             memory_bytes=options.kv_cache_memory_bytes,
             max_num_seqs=options.max_num_seqs,
             max_model_len=options.max_model_len,
+            returning_bytes=self._packed_experts.num_bytes,
         )
         self.cache_shape = CacheShape(num_blocks, BLOCK_SIZE)
         self.cache = allocate(ports, num_blocks + 1)
@@ -127,9 +128,17 @@ class Program:
         self._request(body)
 
     def _pack(self, loaded: LoadedBytes) -> PackedLayers:
-        """The weights of all layers, in memory of their own for each of them."""
+        """The weights of all layers, in memory of their own for each of them, and for experts."""
         self._packed = [Arena() for _ in range(self._model.config.num_layers)]
-        return pack_layers(self._model, self._options.dtype, self._packed, loaded, self._options.wide_weights)
+        self._packed_experts = Arena()
+        return pack_layers(
+            self._model,
+            self._options.dtype,
+            self._packed,
+            self._packed_experts,
+            loaded,
+            self._options.wide_weights,
+        )
 
     def _compile(self, layers: PackedLayers) -> ov.CompiledModel:
         graph = build_body(self._model, self._options.max_model_len, layers)
@@ -186,11 +195,13 @@ class Program:
         """Compute one token, and give back what was packed of each layer as soon as the plugin has it in its own form.
 
         It lays out the weights of a product when it comes to it. A layer that has written its keys shows that all
-        before it are done, so weights are never there twice, but for those of a layer or two.
+        before it are done, so weights are never there twice, but for those of a layer or two. Those of experts it has
+        in its own form since it compiled.
         """
         if not gives_back_early(self._options.dtype):
             return
         self._gave_back_early = True
+        self._packed_experts.release()
         cells = [self.cache[f"key_cache.{layer}"].data[SCRATCH_BLOCK] for layer in range(self._model.config.num_layers)]
         blocks = [block.view(np.uint8) for block in cells]
         for block in blocks:
@@ -219,11 +230,11 @@ class Program:
     def warm_up(self, max_num_tokens: int) -> None:
         """Run every bucket of up to `max_num_tokens` tokens once, so that no request pays for a first time."""
         self._run_sizes(max_num_tokens)
-        if self._gave_back_early and any(packed.was_read() for packed in self._packed):
+        if self._gave_back_early and any(packed.was_read() for packed in (*self._packed, self._packed_experts)):
             # Some size wanted weights in another form, and found zeros.
             self._request(self._compile(self._pack(LoadedBytes(0, None))))
             self._run_sizes(max_num_tokens)
-        for packed in self._packed:
+        for packed in (*self._packed, self._packed_experts):
             packed.release()
         trim_heap()
 

@@ -50,6 +50,10 @@ class Arena:
         self._maps.append(memory)
         return np.frombuffer(memory, dtype).reshape(shape)
 
+    @property
+    def num_bytes(self) -> int:
+        return sum(len(memory) for memory in self._maps)
+
     def release(self) -> None:
         """Give the pages back to the system. Reading an array afterwards gives zeros."""
         for memory in self._maps:
