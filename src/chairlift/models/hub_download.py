@@ -50,7 +50,7 @@ MAX_COPIED_BYTES = 50 * 10**9
 SPARE_BYTES = 64 << 20
 """Left free on the disk."""
 
-_TOKENIZERS = frozenset({"tokenizer.json", "tokenizer.model"})
+_TOKENIZERS = frozenset({"tokenizer.json", "tokenizer.model", "merges.txt"})
 _ETAG = re.compile(r"[A-Za-z0-9][\w-]{7,127}", re.ASCII)
 _PART = re.compile(r"bytes +(\d{1,15})-", re.ASCII)
 _BUSY = (408, 429, 500, 502, 503, 504)

@@ -53,8 +53,17 @@ def hf_tokenizer(path: Path, config: Mapping[str, Any], eos_token_ids: tuple[int
     Raises:
         InvalidModel: the file is missing, too large, malformed, or spells tokens in a way that is not known.
     """
-    data = read_bytes(path, MAX_JSON_BYTES)
-    where = shown(path)
+    return tokenizer_from(read_bytes(path, MAX_JSON_BYTES), shown(path), config, eos_token_ids)
+
+
+def tokenizer_from(
+    data: bytes, where: str, config: Mapping[str, Any], eos_token_ids: tuple[int, ...] = ()
+) -> Tokenizer:
+    """The same of the content of a `tokenizer.json`, whatever it was read from.
+
+    Raises:
+        InvalidModel: see `hf_tokenizer`.
+    """
     try:
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

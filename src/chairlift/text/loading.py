@@ -12,6 +12,7 @@ from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
 from chairlift.models.files import read_bytes, shown
 from chairlift.models.generation import generation_defaults, gguf_sampling
 from chairlift.models.prepared import METADATA, open_metadata, read_prepared
+from chairlift.text.byte_pairs import MERGES, VOCABULARY, byte_pair_tokenizer
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import SPECIAL_NAMES, hf_tokenizer, special_texts
@@ -104,7 +105,7 @@ def _gguf_templates(gguf: GGUF) -> dict[str, str]:
 
 def _from_folder(folder: Path, override: str | None) -> Text:
     named = _optional_json(folder / "special_tokens_map.json")  # older folders name special tokens here only
-    config = {name: named[name] for name in SPECIAL_NAMES if name in named}
+    config = {name: named[name] for name in (*SPECIAL_NAMES, "additional_special_tokens") if name in named}
     config |= _optional_json(folder / "tokenizer_config.json")
     if config.get("auto_map") is not None:
         raise InvalidModel(f"{shown(folder)}: the tokenizer needs code of its own, which is never run")
@@ -118,8 +119,11 @@ def _from_folder(folder: Path, override: str | None) -> Text:
         tokenizer = hf_tokenizer(path, config, ends)
     elif (path := folder / "tokenizer.model").exists():
         tokenizer = sentencepiece_tokenizer(path, config, ends)
+    elif (folder / VOCABULARY).exists() and (folder / MERGES).exists():
+        model_type = _optional_json(folder / "config.json").get("model_type")
+        tokenizer = byte_pair_tokenizer(folder, config, model_type, ends)
     else:
-        raise InvalidModel(f"{where}: no tokenizer.json and no tokenizer.model; {HINT}")
+        raise InvalidModel(f"{where}: no tokenizer.json, no tokenizer.model, no {VOCABULARY} with {MERGES}; {HINT}")
     sources = {DEFAULT_TEMPLATE: override} if override is not None else _folder_templates(folder, config)
     template = ChatTemplate(sources, special_texts(config)) if sources else None
     return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
