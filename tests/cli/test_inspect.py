@@ -64,6 +64,20 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
+def test_counts_and_rates_are_shown_in_full() -> None:
+    facts: dict[str, Any] = {
+        "name": "m",
+        "format": "GGUF",
+        "path": "m",
+        "problem": None,
+        "architecture": "llama",
+        "file_bytes": 1,
+    }
+    facts |= {"num_parameters": 30_723_900_000, "encodings": {"Q4_0": 1}, "written": None}
+    assert "  parameters    30.7 billion, as Q4_0 100 %" in inspect._lines(facts)
+    assert [inspect._rate(rate) for rate in (1234.5, 999.9, 66.66, 0.05)] == ["1234", "1000", "66.7", "0.05"]
+
+
 def test_only_caches_that_can_be_read_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, facts = shown(capsys, "inspect", str(write_checkpoint("gemma2", tmp_path / "gemma2")))
     assert list(facts["caches"]) == ["float32", "bfloat16"]
@@ -88,7 +102,7 @@ def test_a_quantised_folder_says_what_it_is_in(tmp_path: Path, capsys: pytest.Ca
     assert main(["inspect", str(tmp_path / "auto")]) == 0
     text = capsys.readouterr().out
     assert "by chairlift quantize in int8, the head in groups of 32, what is multiplied in groups of 32" in text
-    assert "float32 is float32, the values of the int8 that it was written in." in text
+    assert "  float32 is the values of the int8 that it was written in." in text
 
 
 def test_an_encoder_has_weights_and_no_cache(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_standard_input_that_is_no_text(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors))
     assert main(["generate"]) == 2
     assert capsys.readouterr().err == "chairlift: standard input is not UTF-8\n"
+
+
+def test_a_model_without_a_chat_template_is_not_talked_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = replace(built(FakeExecutor(CacheShape(128, 4))), text=replace(TEXT, chat_template=None))
+    monkeypatch.setattr(build, "build", lambda options: base)
+    assert main(["chat"]) == 2
+    error = capsys.readouterr().err
+    assert "has no chat template: chairlift generate" in error and "ready" not in error
 
 
 def test_a_message_is_answered(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:

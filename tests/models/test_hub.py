@@ -24,7 +24,7 @@ from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.llm import LLM
 from chairlift.models import hub_download, open_model, resolve
 from chairlift.models.fetch import fetched, fetched_text
-from chairlift.models.hub_cache import cached_models
+from chairlift.models.hub_cache import cached_models, model_path
 from chairlift.models.hub_files import gguf_parts, small_files
 from chairlift.models.hub_name import HubName, parse_hub_name
 from chairlift.models.inventory import inventory
@@ -416,9 +416,22 @@ def test_what_is_no_hub(hub: FakeHub) -> None:
     assert "does not answer as a hub does" in refusal()
 
 
-def test_offline(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_never_came_are_named(cache: Path) -> None:
+    (cache / "snapshot").mkdir(parents=True)
+    (cache / "snapshot" / "config.json").write_text("{}")
+    with pytest.raises(InvalidModel, match=r"model\.safetensors is not in the cache"):
+        model_path(cache / "snapshot", NAME)
+
+
+def test_offline(hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     assert "HF_HUB_OFFLINE forbids to get it" in refusal()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidModel, match=r"forbids to get it$"):
+        fetched(REPO, None, quiet)
+    (tmp_path / NAME.repo).parent.mkdir()
+    with pytest.raises(InvalidModel, match=rf"forbids to get it; as a path, {REPO} is not there$"):
+        fetched(REPO, None, quiet)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     path = pull()
     hub.asked.clear()

@@ -106,6 +106,36 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         open_model(resolve(str(tmp_path)))
 
 
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_what_a_clone_without_lfs_leaves(tmp_path: Path, file: str) -> None:
+    folder = tiny_llama().write_folder(tmp_path / "m")
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1234\n")
+    with pytest.raises(InvalidModel, match=rf"{file}: a pointer of Git LFS .* git lfs pull"):
+        load_text(open_model(resolve(str(folder))))
+
+
+def test_parts_without_their_index(tmp_path: Path) -> None:
+    folder = tiny_llama().write_folder(tmp_path / "m")
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(InvalidModel, match=r"no model\.safetensors and no model\.safetensors\.index\.json"):
+        open_model(resolve(str(folder)))
+
+
+def test_a_folder_of_gguf_files_says_which(tmp_path: Path) -> None:
+    tiny_llama().write_gguf(tmp_path / "tiny.gguf")
+    with pytest.raises(InvalidModel, match=r"name one: .*/tiny\.gguf"):
+        resolve(str(tmp_path))
+
+
+def test_a_folder_of_a_hubs_cache_goes_by_its_repository(tmp_path: Path) -> None:
+    repo = tmp_path / "models--org--tiny-llama"
+    (repo / "snapshots").mkdir(parents=True)
+    snapshot = tiny_llama().write_folder(repo / "snapshots" / ("0a" * 20))
+    assert resolve(str(snapshot)).name == "org/tiny-llama"
+    with pytest.raises(InvalidModel, match=r"the model lies below: .*/snapshots/0a"):
+        resolve(str(repo))
+
+
 # ---------------------------------------------------------------- files in pieces
 
 

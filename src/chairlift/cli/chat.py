@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
 from chairlift.cli.printing import PrintedAnswer
-from chairlift.core.errors import InvalidRequest
+from chairlift.core.errors import InvalidModel, InvalidRequest
 
 if TYPE_CHECKING:
     from chairlift.core.types import SamplingParams
@@ -40,6 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     with loading(options.model, sys.stderr):
         built = build(options)
     with LLM.from_built(built) as llm:
+        if built.text.chat_template is None:
+            raise InvalidModel(f"{llm.model_name} has no chat template: chairlift generate lets it continue a text")
         print(f"{llm.model_name} is ready. {HELP}", file=sys.stderr)
         Conversation(llm, sampling_params(arguments, llm.default_params(None)), arguments.system).run()
     return 0

@@ -203,7 +203,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     if facts["num_parameters"]:
         total = sum(facts["encodings"].values())
         stored = ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in facts["encodings"].items())
-        lines.append(f"  parameters    {facts['num_parameters'] / 1e6:,.1f} million, as {stored}")
+        count = facts["num_parameters"] / 1e6
+        shown_count = f"{count:.1f} million" if count < 1e3 else f"{count / 1e3:.1f} billion"
+        lines.append(f"  parameters    {shown_count}, as {stored}")
     lines.append(f"  on disk       {shown_bytes(facts['file_bytes'])}")
     if facts["written"] is not None:
         lines.append(f"  written       {_written_text(facts['written'])}")
@@ -262,7 +264,7 @@ def _table(facts: dict[str, Any]) -> list[str]:
             [
                 dtype,
                 *(shown_bytes(need[f"{what}_bytes"]) for what in ("weight", "loading", "running")),
-                f"{rates['0']:.3g} .. {rates[contexts[-1]]:.3g}",
+                f"{_rate(rates['0'])} .. {_rate(rates[contexts[-1]])}",
                 "" if need["fits"] else "does not fit",
             ]
         )
@@ -279,11 +281,17 @@ def _table(facts: dict[str, Any]) -> list[str]:
         "",
         *_aligned(of_cache),
         "",
-        *(f"  {dtype} is {reason}." for dtype, reason in chosen.items()),
-        f"  {free} of memory are free, read at {speed:.1f} GB/s. tok/s is what to expect from that speed of a single "
-        f"answer, at its\n  begin and at {contexts[-1]} tokens, with a cache in float32 beside float32, else in "
-        "bfloat16; batches get more in all.",
+        *(f"  {dtype} is {reason.removeprefix(f'{dtype}, ')}." for dtype, reason in chosen.items()),
+        "  loading and running are without the cache, the tokenizer and what Python imports.",
+        f"  {free} of memory are free, read at {speed:.1f} GB/s just now. tok/s is what to expect from that speed of a "
+        f"single answer, at\n  its beginning and at {contexts[-1]} tokens, with a cache in float32 beside float32, "
+        "else in bfloat16; batches get more in all.",
     ]
+
+
+def _rate(tokens_per_s: float) -> str:
+    """Three digits, and never an exponent."""
+    return f"{tokens_per_s:.3g}" if tokens_per_s < 999.5 else f"{tokens_per_s:.0f}"
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import get_args
 
@@ -39,5 +40,5 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     quantize_model(model, weights, out, LoadingBar(model.name, "quantizing"))
     size = shown_bytes(sum(path.stat().st_size for path in out.iterdir() if path.is_file()))
-    print(f"{out}: {model.name} in {weights.reason or weights.dtype}, {size}: chairlift serve {out}")
+    print(f"{out}: {model.name} in {weights.reason or weights.dtype}, {size}: chairlift serve {shlex.quote(str(out))}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from chairlift.core.errors import InvalidModel, InvalidOption
 from chairlift.models.files import shown
@@ -31,7 +32,13 @@ def fetched(name: str, revision: str | None, show: Show) -> str:
     try:
         resolve(str(hub_name))
     except InvalidModel:
-        return str(pull(hub_name, show))
+        try:
+            return str(pull(hub_name, show))
+        except InvalidModel as error:
+            if not Path(hub_name.repo).parent.is_dir():
+                raise
+            # A path that was misspelled is a hub's name too.
+            raise InvalidModel(f"{error}; as a path, {hub_name.repo} is not there") from error
     return str(replace(hub_name, revision=cache.commit_of(cache.cache_folder(), hub_name)))
 
 
@@ -47,7 +54,7 @@ def fetched_text(name: str, show: Show) -> ModelFiles:
     except InvalidModel:
         if hub_name is None:
             raise
-    pinned, path = hub_module("download").pull_text(hub_name, show)
+    pinned, path = hub_module("download").pull(hub_name, show, text_only=True)
     return ModelFiles(pinned.model_name, path, "folder" if path.is_dir() else "gguf")
 
 

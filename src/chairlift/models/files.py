@@ -19,6 +19,9 @@ MAX_JSON_DEPTH = 64
 MAX_JSON_VALUES = 4 << 20
 """Most values, commas in strings counted too: 446,000 merges written as pairs make 1.5 million."""
 
+_LFS_POINTER = b"version https://git-lfs"
+"""How the few lines begin that Git puts in the place of a large file where LFS was not installed."""
+
 MAX_CONFIG_BYTES = 1 << 20
 """The same of the files that say what a model is made of."""
 MAX_CONFIG_VALUES = 1 << 16
@@ -70,7 +73,7 @@ def map_file(path: Path) -> memoryview:
     """The whole file as read-only bytes, mapped and not read.
 
     Raises:
-        InvalidModel: it cannot be opened, is not a regular file, or is empty.
+        InvalidModel: it cannot be opened, is not a regular file, is empty, or only stands for one in Git LFS.
     """
     descriptor, size = open_regular(path)
     try:
@@ -81,23 +84,33 @@ def map_file(path: Path) -> memoryview:
         raise InvalidModel(f"{shown(path)}: cannot be mapped: {shown(error)}") from error
     finally:
         os.close(descriptor)
-    return memoryview(mapped)
+    data = memoryview(mapped)
+    _check_is_itself(data[: len(_LFS_POINTER)], path)
+    return data
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
     """The content of a regular file of at most `max_bytes`.
 
     Raises:
-        InvalidModel: it cannot be opened, is not a regular file, or is too large.
+        InvalidModel: it cannot be opened, is not a regular file, is too large, or only stands for one in Git LFS.
     """
     descriptor, size = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         if size > max_bytes:
             raise InvalidModel(f"{shown(path)}: {size} bytes; at most {max_bytes} are read")
         try:
-            return file.read(size)
+            content = file.read(size)
         except OSError as error:
             raise InvalidModel(f"{shown(path)}: cannot be read: {shown(error.strerror)}") from error
+    _check_is_itself(content[: len(_LFS_POINTER)], path)
+    return content
+
+
+def _check_is_itself(head: bytes | memoryview, path: Path) -> None:
+    """Refuse what a clone without Git LFS leaves: read as a header, its text would be an absurd length."""
+    if head == _LFS_POINTER:
+        raise InvalidModel(f"{shown(path)}: a pointer of Git LFS and not the file itself: git lfs pull gets it")
 
 
 def read_json(

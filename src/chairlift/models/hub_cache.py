@@ -18,7 +18,7 @@ import huggingface_hub.constants
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import exists, read_bytes, read_json
-from chairlift.models.hub_files import SINGLE_WEIGHTS, WEIGHTS_INDEX, gguf_parts, has_safetensors
+from chairlift.models.hub_files import SINGLE_WEIGHTS, WEIGHTS_INDEX, gguf_models, gguf_parts, has_safetensors
 from chairlift.models.hub_name import HubName, is_commit
 
 PARTIAL = ".chairlift.incomplete"
@@ -73,6 +73,8 @@ def model_path(snapshot: Path, name: HubName) -> Path:
         if missing:
             raise InvalidModel(f"{name}: {missing[0]} is not in the cache")
         return snapshot
+    if name.pattern is None and "config.json" in files and not gguf_models(files):
+        raise InvalidModel(f"{name}: {SINGLE_WEIGHTS} is not in the cache")
     return snapshot / gguf_parts(files, name.pattern, name.repo)[0]
 
 

@@ -97,10 +97,31 @@ def resolve(name: str) -> ModelFiles:
             f"model '{shown(name)}' not found: no such file or folder, and no model package (known: {known})"
         )
     if path.is_dir():
-        return ModelFiles(path.resolve().name, path, "folder")
+        _check_is_model(path)
+        return ModelFiles(_folder_name(path.resolve()), path, "folder")
     if path.suffix.lower() == ".gguf":
         return ModelFiles(model_name(path), path, "gguf")
     raise InvalidModel(f"{shown(path)}: neither a folder with config.json and safetensors files nor a .gguf file")
+
+
+def _check_is_model(folder: Path) -> None:
+    """Name what lies in a folder that is none of a model, where that is what was meant."""
+    if exists(folder / "config.json"):
+        return
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    if files:
+        raise InvalidModel(f"{shown(folder)}: no config.json, but GGUF files; name one: {shown(folder / files[0])}")
+    snapshots = sorted((folder / "snapshots").glob("*"))
+    if snapshots:
+        raise InvalidModel(f"{shown(folder)}: no config.json; the model lies below: {shown(snapshots[0])}")
+
+
+def _folder_name(folder: Path) -> str:
+    """What clients call a model in a folder; of one in a hub's cache the repository: its folder's name is a hash."""
+    repo = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and repo.startswith("models--"):
+        return repo.removeprefix("models--").replace("--", "/", 1)
+    return folder.name
 
 
 def hub_name_of(name: str) -> HubName | None:

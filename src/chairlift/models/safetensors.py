@@ -129,6 +129,8 @@ def open_safetensors_folder(folder: Path, ignored: tuple[str, ...] = ()) -> dict
     if not exists(index_path):
         pickle = exists(folder / "pytorch_model.bin") or exists(folder / "pytorch_model.bin.index.json")
         hint = " (pytorch_model.bin is a pickle, which may run code, and is never read)" if pickle else ""
+        if not pickle and any(folder.glob("model-*.safetensors")):
+            hint = f" and no {index_path.name} that says what lies in its parts"
         raise InvalidModel(f"{shown(folder)}: holds no model.safetensors{hint}")
     weight_map = read_json(index_path, MAX_INDEX_BYTES, max_values=8 * MAX_TENSORS).get("weight_map")
     if not isinstance(weight_map, dict) or len(weight_map) > 4 * MAX_TENSORS:
