@@ -67,11 +67,16 @@ Progress = Callable[[int, int], None]
 
 
 def pull(
-    name: HubName, show: Callable[[str], Progress], sleep: Callable[[float], None] = time.sleep
+    name: HubName,
+    show: Callable[[str], Progress],
+    sleep: Callable[[float], None] = time.sleep,
+    *,
+    text_only: bool = False,
 ) -> tuple[HubName, Path]:
     """Get what is not in the cache yet: the name of exactly this commit (and file), and its folder or GGUF file.
 
-    Without a network, in offline mode, what the cache has of the model is taken.
+    Without a network, in offline mode, what the cache has of the model is taken. With `text_only` what turns text into
+    tokens is enough: of a folder that has it no weights are got, and the cache does not remember it as the model.
 
     Raises:
         InvalidModel: there is no such model, it may not be had, or it could not be got; one line that says which.
@@ -83,6 +88,9 @@ def pull(
         hub = _Hub(name, cache, sleep)
         listing = hub.listing()
         pinned = replace(name, revision=listing.commit)
+        if text_only and name.pattern is None and not _TOKENIZERS.isdisjoint(listing.files):
+            hub.get(small_files(listing.files), listing, show(name.repo))
+            return pinned, repo_folder(cache, name.repo) / "snapshots" / listing.commit
         if name.pattern is None and has_safetensors(listing.files):
             files = small_files(listing.files)
             if SINGLE_WEIGHTS in listing.files:
@@ -100,29 +108,6 @@ def pull(
     if found is None:
         raise InvalidModel(f"{name}: its files are not where the cache should have them")
     return pinned, model_path(found, pinned)
-
-
-def pull_text(
-    name: HubName, show: Callable[[str], Progress], sleep: Callable[[float], None] = time.sleep
-) -> tuple[HubName, Path]:
-    """Get what turns text into tokens and back: a folder without weights, or else what `pull` gets.
-
-    The cache does not remember it as the model, which is not there.
-
-    Raises:
-        InvalidModel: see `pull`.
-    """
-    cache = cache_folder()
-    if is_offline():
-        return _cached(cache, name)
-    with _explained(name):
-        hub = _Hub(name, cache, sleep)
-        listing = hub.listing()
-        if name.pattern is None and not _TOKENIZERS.isdisjoint(listing.files):
-            hub.get(small_files(listing.files), listing, show(name.repo))
-            pinned = replace(name, revision=listing.commit)
-            return pinned, repo_folder(cache, name.repo) / "snapshots" / listing.commit
-    return pull(name, show, sleep)
 
 
 def _cached(cache: Path, name: HubName) -> tuple[HubName, Path]:
