@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, exists, read_bytes, read_json, shown
-from chairlift.text.hf_tokenizer import special_texts, tokenizer_from
+from chairlift.text.hf_tokenizer import described_tokens, special_texts, tokenizer_from
 from chairlift.text.pretokenizers import recipe_named
 from chairlift.text.sentencepiece_model import HINT
 from chairlift.text.tokenizer import Tokenizer, built
@@ -108,30 +108,22 @@ def _merges(path: Path) -> list[tuple[str, str]]:
 
 def _added(folder: Path, config: Mapping[str, Any]) -> dict[int, BackendToken]:
     """The tokens that are found in a text before it is cut, by id."""
-    described = config.get("added_tokens_decoder")
-    if isinstance(described, dict) and described:
-        return dict(_described(name, token, shown(folder)) for name, token in described.items())
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    described = described_tokens(config, shown(folder))
+    if described:
+        return {
+            number: BackendToken(text, **{flag: fields.get(flag) is True for flag in flags})
+            for number, (text, fields) in described.items()
+        }
     if not exists(folder / ADDED):
         return {}
     others = config.get("additional_special_tokens")
-    named = {*special_texts(config).values(), *(filter(_is_text, others) if isinstance(others, list) else ())}
+    named = {*special_texts(config).values()}
+    named.update(text for text in (others if isinstance(others, list) else ()) if isinstance(text, str))
     return {
         number: BackendToken(text, special=text in named, normalized=text not in named)
         for text, number in _ids(folder / ADDED).items()
     }
-
-
-def _described(name: str, token: object, where: str) -> tuple[int, BackendToken]:
-    fields = token if isinstance(token, dict) else {}
-    text = fields.get("content")
-    if not name.isascii() or not name.isdigit() or len(name) > 8 or not isinstance(text, str):
-        raise InvalidModel(f"{where}: tokenizer_config.json: added_tokens_decoder is malformed")
-    flags = {flag: fields.get(flag) is True for flag in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-    return int(name), BackendToken(text, **flags)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _surround(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> None:

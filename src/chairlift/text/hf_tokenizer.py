@@ -108,6 +108,22 @@ def special_texts(config: Mapping[str, Any]) -> dict[str, str]:
     return texts
 
 
+def described_tokens(config: Mapping[str, Any], where: str) -> dict[int, tuple[str, dict[str, Any]]]:
+    """The added tokens that `tokenizer_config.json` describes: text and fields by id.
+
+    Raises:
+        InvalidModel: something there is no token.
+    """
+    described = config.get("added_tokens_decoder")
+    tokens = {}
+    for name, fields in described.items() if isinstance(described, dict) else ():
+        text = fields.get("content") if isinstance(fields, dict) else None
+        if not name.isascii() or not name.isdigit() or len(name) > 8 or not isinstance(text, str):
+            raise InvalidModel(f"{where}: tokenizer_config.json: added_tokens_decoder is malformed")
+        tokens[int(name)] = text, fields
+    return tokens
+
+
 def _decoding(decoder: dict[str, Any] | None, where: str) -> Decoding:
     """How the vocabulary spells bytes, read off the steps of the library's decoder."""
     steps = [decoder or {}]

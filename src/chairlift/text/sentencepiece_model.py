@@ -19,6 +19,7 @@ from typing import Any, Literal
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, read_bytes, shown
 from chairlift.text.charsmap import Replacements
+from chairlift.text.hf_tokenizer import described_tokens
 from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, byte_of
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
@@ -116,16 +117,11 @@ def _added(model: SentencePiece, config: Mapping[str, Any], where: str) -> list[
         for token, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True))
         if kind in (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
     }
-    described = config.get("added_tokens_decoder", {})
-    for name, value in described.items() if isinstance(described, dict) else ():
-        text = value.get("content") if isinstance(value, dict) else None
-        if not name.isascii() or not name.isdigit() or len(name) > 8 or not isinstance(text, str):
-            raise InvalidModel(f"{where}: tokenizer_config.json: added_tokens_decoder is malformed")
-        token = int(name)
+    for token, (text, fields) in described_tokens(config, where).items():
         if token < len(model.pieces) and (text.replace(" ", SPACE) != model.pieces[token] or byte_of(text) is not None):
             raise InvalidModel(f"{where}: added token {token} has an id that belongs to another token")
-        flags = {flag: bool(value.get(flag)) for flag in ("lstrip", "rstrip", "single_word")}
-        added[token] = AddedToken(token, text.replace(SPACE, " "), bool(value.get("special", True)), **flags)
+        flags = {flag: bool(fields.get(flag)) for flag in ("lstrip", "rstrip", "single_word")}
+        added[token] = AddedToken(token, text.replace(SPACE, " "), bool(fields.get("special", True)), **flags)
     return list(added.values())
 
 
