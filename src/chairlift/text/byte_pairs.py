@@ -21,9 +21,8 @@ from tokenizers.processors import TemplateProcessing
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, exists, read_bytes, read_json, shown
-from chairlift.text.hf_tokenizer import described_tokens, special_texts, tokenizer_from
+from chairlift.text.hf_tokenizer import HINT, described_tokens, special_texts, tokenizer_from
 from chairlift.text.pretokenizers import recipe_named
-from chairlift.text.sentencepiece_model import HINT
 from chairlift.text.tokenizer import Tokenizer, built
 
 VOCABULARY, MERGES, ADDED = "vocab.json", "merges.txt", "added_tokens.json"

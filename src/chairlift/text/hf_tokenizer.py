@@ -19,6 +19,9 @@ from chairlift.text.tokenizer import Tokenizer, built
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+HINT = "make a tokenizer.json of it: transformers' AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+"""What helps a folder without one that cannot be read."""
+
 _ADDS_BOS_CLASSES = ("Llama", "CodeLlama", "Gemma", "Cohere")
 """Tokenizer classes of transformers in which `add_bos_token` and `add_eos_token` overrule the post-processor."""
 

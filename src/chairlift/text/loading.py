@@ -15,8 +15,8 @@ from chairlift.models.prepared import METADATA, open_metadata, read_prepared
 from chairlift.text.byte_pairs import MERGES, VOCABULARY, byte_pair_tokenizer
 from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
-from chairlift.text.hf_tokenizer import SPECIAL_NAMES, hf_tokenizer, special_texts
-from chairlift.text.sentencepiece_model import HINT, sentencepiece_tokenizer
+from chairlift.text.hf_tokenizer import HINT, SPECIAL_NAMES, hf_tokenizer, special_texts
+from chairlift.text.sentencepiece_model import sentencepiece_tokenizer
 from chairlift.text.tokenizer import Tokenizer
 
 MAX_CONFIG_BYTES = 16 << 20

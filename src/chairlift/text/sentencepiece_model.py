@@ -19,7 +19,7 @@ from typing import Any, Literal
 from chairlift.core.errors import InvalidModel
 from chairlift.models.files import MAX_JSON_BYTES, read_bytes, shown
 from chairlift.text.charsmap import Replacements
-from chairlift.text.hf_tokenizer import described_tokens
+from chairlift.text.hf_tokenizer import HINT, described_tokens
 from chairlift.text.pieces import MAX_PIECE_CHARS, MAX_TOKENS, byte_of
 from chairlift.text.sentencepiece import SPACE, SentencePiece, TokenType
 from chairlift.text.specials import AddedToken
@@ -27,8 +27,6 @@ from chairlift.text.tokenizer import Tokenizer, built
 
 CLASSES = ("Llama", "CodeLlama", "Gemma")
 """Tokenizer classes of transformers that read such a file as it is."""
-
-HINT = "make a tokenizer.json of it: transformers' AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
 
 _KINDS: dict[int, Literal["unigram", "bpe"]] = {1: "unigram", 2: "bpe"}
 
