@@ -106,7 +106,7 @@ def resolve(name: str) -> ModelFiles:
 
 def _check_is_model(folder: Path) -> None:
     """Name what lies in a folder that is none of a model, where that is what was meant."""
-    if exists(folder / "config.json"):
+    if exists(folder / "config.json") or exists(folder / "chairlift.json"):  # the latter is of `chairlift quantize`
         return
     files = sorted(path.name for path in folder.glob("*.gguf"))
     if files:
