@@ -242,7 +242,7 @@ def centered(context: Context, value: Any, width: int = 80) -> str:
     text = written(meter, value)
     meter.grow(max(len(text), int(width)))
     if width > MAX_WIDTH:
-        raise RenderLimit("it writes too widely")
+        raise RenderLimit(f"it centres a text in more than {MAX_WIDTH} characters")
     return text.center(width)
 
 
@@ -359,7 +359,7 @@ def _in_rows(function: Function) -> Function:
     @pass_context
     def counted(context: Context, value: Iterable[Any], size: int, fill_with: Any = None) -> list[Any]:
         if not 0 < size <= MAX_WIDTH:
-            raise RenderLimit("its rows are too long")
+            raise RenderLimit(f"it asks for rows or columns outside 1 to {MAX_WIDTH}")
         return as_list(context, function(as_list(context, value), size, fill_with))
 
     return counted
