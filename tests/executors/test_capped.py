@@ -14,10 +14,11 @@ from chairlift.core.types import CacheShape
 from chairlift.executors.forward import forward
 from chairlift.executors.openvino import ExecutorOptions, program
 from chairlift.executors.openvino.attention import BLOCK_SIZE, AttentionShape
+from chairlift.executors.openvino.buckets import buckets_up_to
 from chairlift.executors.openvino.inputs import SCRATCH_BLOCK, StepInputs, uniform_inputs
 from chairlift.executors.openvino.memory import memory_need
 from chairlift.executors.openvino.pace import expected_tokens_per_s
-from chairlift.executors.openvino.pieces import pieces_of
+from chairlift.executors.openvino.pieces import pieces_of, uncut_inputs
 from chairlift.executors.openvino.program import Program
 from chairlift.executors.openvino.tiles import TILE_TOKENS, tiled_feed
 from chairlift.models import Model, open_model, resolve
@@ -161,6 +162,19 @@ def test_a_short_step_is_one_piece() -> None:
         assert piece.inputs is inputs
 
 
+def test_every_size_of_piece_can_be_run_before_it_is_needed() -> None:
+    """Up to the largest that there is, whatever the limit: one tile is always computed at once."""
+    for most, largest in ((0, 64), (3_000_000, 160), (1 << 30, 512)):
+        sizes, smaller = [], 0
+        for size in buckets_up_to(512):
+            inputs = uncut_inputs(smaller + 1, [SHAPE], 512, most)
+            if inputs is not None:
+                sizes.append(len(inputs.token_ids))
+                assert set(inputs.block_ids) == {SCRATCH_BLOCK}
+            smaller = size
+        assert sizes == list(buckets_up_to(largest))
+
+
 # ---------------------------------------------------------------- the executor
 
 
@@ -214,6 +228,17 @@ def test_a_step_in_pieces_gives_the_same(model: Model, monkeypatch: pytest.Monke
             states.append(one.hidden_states().copy())
         assert np.abs(states[0] - states[1]).max() < 1e-4
     assert len(cut._pieces) > 2 and len(whole._pieces) == 1
+
+
+@pytest.mark.long
+def test_sizes_are_prepared_where_steps_are_cut(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one token, which sizes are run with at start, are pieces of their own; chunks are not."""
+    monkeypatch.setattr(program, "max_piece_bytes", lambda _: 0)
+    driver = loaded(model, "float32")
+    driver.join(0, tokens_of("gemma2"), 70)
+    driver.step({0: 40})
+    driver.step({0: 30})
+    check(driver, model, 0, tokens_of("gemma2"))
 
 
 @pytest.mark.long

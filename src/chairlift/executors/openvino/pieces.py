@@ -72,6 +72,33 @@ def pieces_of(inputs: StepInputs, shapes: Collection[AttentionShape], token_byte
     return [_cut(inputs, first, end) for first, end in pairwise([*cuts, len(inputs.token_ids)])]
 
 
+def uncut_inputs(
+    num_tokens: int, shapes: Collection[AttentionShape], token_bytes: float, most: int
+) -> StepInputs | None:
+    """Inputs of so many tokens, padded as pieces are, that are computed at once; None where no such piece is.
+
+    Of all pieces of as many tokens tiles without a past take least. They are in the scratch block.
+    """
+    first = np.arange(0, num_tokens, TILE_TOKENS, dtype=np.int32)
+    counts = np.minimum(num_tokens - first, TILE_TOKENS)
+    block_starts = np.cumsum([0, *(-(-counts // BLOCK_SIZE))], dtype=np.int32)
+    inputs = StepInputs(
+        token_ids=np.zeros(num_tokens, np.int32),
+        positions=np.arange(num_tokens, dtype=np.int32) % TILE_TOKENS,
+        past_lens=np.zeros(len(first), np.int32),
+        starts=np.append(first, np.int32(num_tokens)),
+        block_ids=np.full(block_starts[-1], SCRATCH_BLOCK, np.int32),
+        block_starts=block_starts,
+        max_context_len=int(counts.max()),
+        output_rows=np.zeros(1, np.int32),
+        slots=np.zeros(0, np.int64),
+        num_fillers=0,
+        num_scored=0,
+    )
+    is_cut = len(pieces_of(inputs, shapes, token_bytes, most)) > 1
+    return None if is_cut else _cut(inputs, 0, num_tokens).inputs
+
+
 def _pair_bytes(part: str, shape: AttentionShape, token_bytes: float) -> float:
     """What a pair takes at most: keys and values; queries, scores, and what it gives, in float32."""
     width = TILE_TOKENS if part == "chunk" else 1

@@ -27,7 +27,7 @@ from chairlift.executors.openvino.graph import (
 )
 from chairlift.executors.openvino.inputs import SCRATCH_BLOCK, StepInputs, uniform_inputs
 from chairlift.executors.openvino.options import ExecutorOptions
-from chairlift.executors.openvino.pieces import Piece, max_piece_bytes, pieces_of
+from chairlift.executors.openvino.pieces import Piece, max_piece_bytes, pieces_of, uncut_inputs
 from chairlift.executors.openvino.precision import Properties, choose_precision
 from chairlift.executors.openvino.rates import TARGET_STEP_S, StepRates, fit_rates
 from chairlift.executors.openvino.self_test import self_test
@@ -239,8 +239,16 @@ class Program:
         trim_heap()
 
     def _run_sizes(self, max_num_tokens: int) -> None:
+        smaller = 0
         for size in buckets_up_to(max_num_tokens):
             self._time_step(size)
+            if len(self._pieces) > 1:
+                # Rows of one token are cut first: others of this size may still be computed at once.
+                inputs = uncut_inputs(smaller + 1, self._shapes, self._layer_token_bytes, self._max_piece_bytes)
+                if inputs is not None:
+                    self._begin(inputs)
+                    self._wait()
+            smaller = size
 
     def _best_time(self, num_rows: int, repeats: int) -> float:
         """The best of some runs; the first of a size pays for being the first."""
