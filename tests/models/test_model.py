@@ -171,6 +171,7 @@ def test_the_installed_package_opens() -> None:
         ({"rope_scaling": {"rope_type": "xpos", "factor": 4.0}}, "rope type xpos"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor must be a number"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 40}}, "beta_slow"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0, "beta_slow": 1e-320}}, "beta_slow"),
         ({"rope_scaling": {"type": "dynamic"}}, "factor must be a number"),
         ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "short_factor must be a list of 16"),
         ({"rope_scaling": {"type": "su", "short_factor": [1] * 16, "long_factor": [1] * 15}}, "long_factor must be a"),

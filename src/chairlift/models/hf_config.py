@@ -152,8 +152,8 @@ def _yarn(scaling: Fields, dim: int, theta: float, max_model_len: int, original_
     )
     slow = scaling.number("beta_slow", 0.0, 1e6, 1.0) or 1.0
     fast = scaling.number("beta_fast", 0.0, 1e6, 32.0) or 32.0
-    if not slow <= fast or theta <= 1.0:
-        raise scaling.error(f"beta_slow {slow} must be at most beta_fast {fast}, and rope_theta above 1")
+    if not 1e-6 <= slow <= fast or theta <= 1.0:
+        raise scaling.error(f"beta_slow {slow} must be 1e-06 to beta_fast, {fast}, and rope_theta above 1")
     return Rope(
         dim,
         theta,
