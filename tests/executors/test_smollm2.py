@@ -46,7 +46,9 @@ def load(model: Model) -> Callable[[Dtype], Driver]:
     @cache
     def executor(dtype: Dtype) -> Driver:
         recorder = Recorder(2, model.config.vocab_size)
-        options = ExecutorOptions(max_num_seqs=2, max_model_len=128, dtype=dtype, max_num_batched_tokens=64)
+        # Every size of step up to this is run first.
+        budget = {"float32": 64, "int8": 40, "int4": 8}[dtype]
+        options = ExecutorOptions(max_num_seqs=2, max_model_len=128, dtype=dtype, max_num_batched_tokens=budget)
         return Driver(OpenVINOExecutor.load(model, options, lambda *_: recorder), recorder, NUM_BLOCKS)
 
     return executor
