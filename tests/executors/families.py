@@ -429,6 +429,9 @@ def weights_of(name: str) -> dict[str, NDArray[np.float32]]:
     for key, shape, scale in _shapes(config, LOGIT_SCALES.get(name, 3.3)):
         if key.endswith(("_bias", ".bias")):
             values = 0.3 * rng.standard_normal(shape)
+        elif key == "model.norm.weight" and name == "gemma":
+            # Embeddings are scaled, and the head is the same matrix: norms of one sign would only repeat a token.
+            values = rng.standard_normal(shape) - offset
         elif len(shape) == 1:
             values = scale * (1 + 0.2 * rng.standard_normal(shape)) - offset
         else:

@@ -42,6 +42,8 @@ def main() -> None:
         last = [layer[0, :, -1].numpy() for layer in output.attentions]  # [heads, context]
         entropy = float(np.mean([-(p * np.log(p + 1e-20)).sum(axis=-1).mean() for p in last]))
         assert logits.std() >= 3, f"{name}: logits with a standard deviation of {logits.std()}"
+        best = torch.softmax(output.logits[0], dim=-1).max(dim=-1).values.mean()
+        assert best < 0.8, f"{name}: nothing is undecided, so no rounding would be seen"
         assert entropy < 0.9 * np.log(min(len(logits), CONFIGS[name].get("sliding_window") or len(logits))), name
         print(f"{name}: logits sd {logits.std():.2f}, attention entropy {entropy:.2f} nats")
         expected[name] = logits[list(POSITIONS)].astype(np.float32)
