@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from chairlift.core.errors import InvalidModel
-from chairlift.models import features
+from chairlift.models import features, gemma, gpt
 from chairlift.models.config import ModelConfig
 from chairlift.models.fields import Fields
 from chairlift.models.files import shown
@@ -41,8 +41,8 @@ def _as_it_is(values: Mapping[str, Any]) -> Mapping[str, Any]:
 class Family:
     """A kind of model: the names by which files declare it, what its config says beyond Llama's, and its weights.
 
-    `defaults` are what its `config.json` means where it says nothing; `from_json` and `from_gguf` add what only this
-    family has to a config read as a Llama's.
+    `defaults` are what its `config.json` means where it says nothing, by the names that it has there; `from_json` and
+    `from_gguf` add what only this family has to a config read as a Llama's.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Family:
         """
         if values["architectures"][0] in self.hf_wrappers:
             values = _text_part(values, where)
-        values = {**self.defaults, **self.renamed(values)}
+        values = self.renamed({**self.defaults, **values})
         fields, config = Fields(values, where), config_from_json(values, self.name, where)
         if config.rope.dim != config.head_size and not self.partial_rotation:
             raise fields.error(f"partial_rotary_factor is not supported for {self.name}")
@@ -141,6 +141,15 @@ _QKV = fused("self_attn.qkv_proj", {"q": "q", "k": "kv", "v": "kv"})
 _GATE_UP = fused("mlp.gate_up_proj", {"gate": "mlp", "up": "mlp"})
 _GGUF_QKV = fused("attn_qkv", {"q": "q", "k": "kv", "v": "kv"})
 _GGUF_GATE_UP = fused("ffn_up", {"gate": "mlp", "up": "mlp"})
+_GPT2_DEFAULTS: dict[str, Any] = {
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "activation_function": "gelu_new",
+    "tie_word_embeddings": True,
+}
 _GPT2_NAMES = {"embed": "wte", "positions": "wpe", "norm": "ln_f", "attn_norm": "ln_1", "mlp_norm": "ln_2"}
 
 FAMILIES = (
@@ -276,8 +285,8 @@ FAMILIES = (
             "max_position_embeddings": 8192,
             "tie_word_embeddings": True,
         },
-        from_json=features.gemma_from_json,
-        from_gguf=features.gemma_from_gguf,
+        from_json=gemma.gemma_from_json,
+        from_gguf=gemma.gemma_from_gguf,
     ),
     Family(
         "gemma2",
@@ -300,8 +309,8 @@ FAMILIES = (
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        from_json=features.gemma2_from_json,
-        from_gguf=features.gemma2_from_gguf,
+        from_json=gemma.gemma2_from_json,
+        from_gguf=gemma.gemma2_from_gguf,
     ),
     Family(
         "gemma3",
@@ -325,8 +334,8 @@ FAMILIES = (
             "query_pre_attn_scalar": 256,
             "sliding_window": 4096,
         },
-        from_json=features.gemma3_from_json,
-        from_gguf=features.gemma3_from_gguf,
+        from_json=gemma.gemma3_from_json,
+        from_gguf=gemma.gemma3_from_gguf,
     ),
     Family(
         "phi3",
@@ -446,12 +455,12 @@ FAMILIES = (
             },
             gguf=_GGUF_QKV,
         ),
-        defaults={"tie_word_embeddings": True},
-        renamed=features.gpt2_fields,
+        defaults=_GPT2_DEFAULTS,
+        renamed=gpt.gpt2_fields,
         hf_prefix="transformer.",
         hf_ignored=(".attn.bias", ".attn.masked_bias"),
-        from_json=features.gpt2_from_json,
-        from_gguf=features.gpt2_from_gguf,
+        from_json=gpt.gpt2_from_json,
+        from_gguf=gpt.gpt2_from_gguf,
     ),
     Family(
         "gpt_bigcode",
@@ -468,12 +477,12 @@ FAMILIES = (
             },
             gguf=_GGUF_QKV,
         ),
-        defaults={"tie_word_embeddings": True, "activation_function": "gelu_pytorch_tanh"},
-        renamed=features.gpt2_fields,
+        defaults={**_GPT2_DEFAULTS, "activation_function": "gelu_pytorch_tanh"},
+        renamed=gpt.gpt2_fields,
         hf_prefix="transformer.",
         hf_ignored=(".attn.bias", ".attn.masked_bias"),
-        from_json=features.gpt_bigcode_from_json,
-        from_gguf=features.gpt2_from_gguf,
+        from_json=gpt.gpt_bigcode_from_json,
+        from_gguf=gpt.gpt2_from_gguf,
     ),
     Family(
         "gpt_neo",
@@ -491,10 +500,17 @@ FAMILIES = (
                 "down": "mlp.c_proj",
             },
         ),
-        defaults={"tie_word_embeddings": True},
-        renamed=features.gpt_neo_fields,
+        defaults={
+            "hidden_size": 2048,
+            "num_layers": 24,
+            "num_heads": 16,
+            "vocab_size": 50257,
+            "activation_function": "gelu_new",
+            "tie_word_embeddings": True,
+        },
+        renamed=gpt.gpt_neo_fields,
         hf_prefix="transformer.",
         hf_ignored=(".attn.attention.bias", ".attn.attention.masked_bias"),
-        from_json=features.gpt_neo_from_json,
+        from_json=gpt.gpt_neo_from_json,
     ),
 )

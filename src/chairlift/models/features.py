@@ -1,29 +1,22 @@
-"""What the configs of single families say beyond a Llama's: `..._from_json` of a `config.json`, `..._from_gguf`."""
+"""What the configs of single families say beyond a Llama's: `..._from_json` of a `config.json`, `..._from_gguf`.
+
+Those of Gemma are in `gemma`, those of GPT-2 and its kin in `gpt`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from chairlift.models.config import ModelConfig, all_but_every
-from chairlift.models.fields import MAX_CONTEXT, MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
+from chairlift.models.fields import MAX_EXPERTS, MAX_LAYERS, MAX_SIZE, Fields
 from chairlift.models.gguf_config import Metadata, sliding_pattern
-from chairlift.models.hf_config import rope_from_json, sliding_layers
+from chairlift.models.hf_config import sliding_layers, sliding_window, two_ropes
 from chairlift.models.rope import Rope
-
-MAX_SCORE_CAP = 64.0
-"""Executors add up exponentials of capped scores as they are, in float32."""
-MAX_LOGIT_CAP = 1e6
-
-
-def _window(fields: Fields) -> int | None:
-    """The window that a file gives to some or all layers."""
-    return None if fields.get("sliding_window") is None else fields.integer("sliding_window", 1, MAX_CONTEXT)
 
 
 def mistral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return replace(config, sliding_window=_window(fields), sliding_layers=sliding_layers(fields, config.num_layers))
+    layers = sliding_layers(fields, config.num_layers)
+    return replace(config, sliding_window=sliding_window(fields), sliding_layers=layers)
 
 
 def smollm3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
@@ -40,7 +33,7 @@ def smollm3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     if not fields.flag("use_sliding_window", False):
         return config
     sliding = sliding_layers(fields, config.num_layers) or unrotated
-    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
+    return replace(config, sliding_window=sliding_window(fields), sliding_layers=sliding)
 
 
 def smollm3_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
@@ -63,7 +56,7 @@ def qwen2moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
         lower = tuple(i < first and i % 2 == 0 for i in range(config.num_layers))
         sliding = sliding_layers(fields, config.num_layers) or lower
-        config = replace(config, sliding_window=_window(fields), sliding_layers=sliding)
+        config = replace(config, sliding_window=sliding_window(fields), sliding_layers=sliding)
     return replace(
         _qwen_experts(fields, config, 60, 4, 1408),
         shared_expert_size=fields.integer("shared_expert_intermediate_size", 1, MAX_SIZE, 5632),
@@ -72,7 +65,7 @@ def qwen2moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 def qwen3moe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Windows, if asked for, are in all layers."""
-    window = _window(fields) if fields.flag("use_sliding_window", False) else None
+    window = sliding_window(fields) if fields.flag("use_sliding_window", False) else None
     return _qwen_experts(fields, replace(config, qk_norm="head", sliding_window=window), 128, 8, 768)
 
 
@@ -92,7 +85,7 @@ def _qwen_experts(fields: Fields, config: ModelConfig, count: int, chosen: int, 
 
 
 def mixtral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return _with_experts(fields, replace(config, sliding_window=_window(fields)), "num_local_experts", 8, 2)
+    return _with_experts(fields, replace(config, sliding_window=sliding_window(fields)), "num_local_experts", 8, 2)
 
 
 def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usual_chosen: int) -> ModelConfig:
@@ -107,7 +100,7 @@ def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usu
 def gptoss_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     config = _with_experts(fields, config, "num_local_experts", 128, 4)
     return _gptoss(
-        replace(config, sliding_window=_window(fields)),
+        replace(config, sliding_window=sliding_window(fields)),
         sliding_layers(fields, config.num_layers),
         fields.number("swiglu_limit", 1e-3, 1e6, _SWIGLU_LIMIT),
         fields.number("swiglu_alpha", 1e-3, 1e3, _SWIGLU_ALPHA),
@@ -152,109 +145,11 @@ def _qwen_windows(fields: Fields, config: ModelConfig) -> ModelConfig:
     first = fields.integer("max_window_layers", 0, MAX_LAYERS, 28)
     upper = tuple(i >= first for i in range(config.num_layers))
     sliding = sliding_layers(fields, config.num_layers) or upper
-    return replace(config, sliding_window=_window(fields), sliding_layers=sliding)
-
-
-def _two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[Rope, Rope]:
-    """The rotations of layers that see everything and of those with a window, which is not stretched.
-
-    `local_theta` is the field that has the base of the latter in older files.
-    """
-    both, context = fields.fields("rope_parameters") or Fields({}, fields.where), config.max_model_len
-    full = (both.fields("full_attention") or both).overruled_by(fields.fields("rope_scaling"))
-    usual = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
-    local = usual.overruled_by(both.fields("sliding_attention"))
-    original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
-    ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
-    return next(ropes), next(ropes)
-
-
-def gemma_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """The first models say GELU and mean its approximation."""
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention is not supported")
-    activation = "gelu_tanh" if config.activation == "gelu" else config.activation
-    return replace(config, activation=activation, embedding_scale=config.hidden_size**0.5, norm_offset=1.0)
-
-
-def gemma_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
-    """Norms have their offset in the file."""
-    return replace(config, activation="gelu_tanh", embedding_scale=config.hidden_size**0.5)
-
-
-def gemma2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention is not supported")
-    return replace(
-        _gemma2(config, fields.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5),
-        sliding_window=_window(fields),
-        sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(2, config.num_layers),
-        attention_softcap=_cap(fields, "attn_logit_softcapping", MAX_SCORE_CAP),
-        logit_softcap=_cap(fields, "final_logit_softcapping", MAX_LOGIT_CAP),
-        norm_offset=1.0,
-    )
-
-
-def _cap(fields: Fields, key: str, most: float) -> float | None:
-    return None if fields.get(key) is None else fields.number(key, 1e-3, most)
-
-
-def gemma2_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
-    """As of Gemma 3. Older files say nothing of windows and caps: those of the published models."""
-    width = config.hidden_size // config.num_heads if config.num_layers == 46 else config.head_size
-    return replace(
-        _gemma2(config, width**-0.5),
-        activation="gelu_tanh",
-        sliding_window=keys.size("attention.sliding_window", MAX_CONTEXT, 4096),
-        sliding_layers=sliding_pattern(keys, config.num_layers, 2),
-        attention_softcap=keys.number("attn_logit_softcapping", 1e-3, MAX_SCORE_CAP, 50.0),
-        logit_softcap=keys.number("final_logit_softcapping", 1e-3, MAX_LOGIT_CAP, 30.0),
-    )
-
-
-def _gemma2(config: ModelConfig, attention_scale: float) -> ModelConfig:
-    return replace(
-        config,
-        post_norms=True,
-        attention_scale=attention_scale,
-        embedding_scale=config.hidden_size**0.5,
-    )
-
-
-def gemma3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        if fields.get(key) is not None:
-            raise fields.error(f"{key} is not supported")
-    if fields.flag("use_bidirectional_attention", False):
-        raise fields.error("use_bidirectional_attention is not supported")
-    rope, local_rope = _two_ropes(fields, config, "rope_local_base_freq")
-    period = fields.integer("sliding_window_pattern", 1, MAX_LAYERS, 6)
-    return replace(
-        _gemma3(config, fields.number("query_pre_attn_scalar", 1e-3, 1e6) ** -0.5),
-        max_model_len=fields.integer("max_position_embeddings", 1, MAX_CONTEXT),
-        rope=rope,
-        local_rope=local_rope,
-        sliding_window=_window(fields),
-        sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(period, config.num_layers),
-        norm_offset=1.0,
-    )
-
-
-def gemma3_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
-    """Norms have their offset in the file; the scale of scores, which it does not say, follows from the size."""
-    width = config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_size
-    local_rope = Rope(config.rope.dim, keys.number("rope.freq_base_swa", 1.0, 1e12, 10000.0))
-    layers = sliding_pattern(keys, config.num_layers, 6)
-    config = replace(config, activation="gelu_tanh", local_rope=local_rope, sliding_layers=layers)
-    return _gemma3(config, width**-0.5)
-
-
-def _gemma3(config: ModelConfig, attention_scale: float) -> ModelConfig:
-    return replace(_gemma2(config, attention_scale), qk_norm="head")
+    return replace(config, sliding_window=sliding_window(fields), sliding_layers=sliding)
 
 
 def phi3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return replace(config, sliding_window=_window(fields))
+    return replace(config, sliding_window=sliding_window(fields))
 
 
 def olmo2_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
@@ -262,12 +157,12 @@ def olmo2_from_json(_: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def olmo3_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    rope, local_rope = _two_ropes(fields, config, "rope_theta")
+    rope, local_rope = two_ropes(fields, config, "rope_theta")
     return replace(
         _olmo2(config),
         rope=rope,
         local_rope=local_rope,
-        sliding_window=_window(fields),
+        sliding_window=sliding_window(fields),
         sliding_layers=sliding_layers(fields, config.num_layers) or all_but_every(4, config.num_layers),
     )
 
@@ -303,7 +198,7 @@ def olmoe_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
 
 def exaone4_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
     """With windows, layers without one are not rotated. A pattern is a number, or a word with an L for each window."""
-    pattern, window = fields.get("sliding_window_pattern"), _window(fields)
+    pattern, window = fields.get("sliding_window_pattern"), sliding_window(fields)
     if isinstance(pattern, str):
         pattern = len(pattern)
     layers = sliding_layers(fields, config.num_layers)
@@ -359,7 +254,7 @@ def starcoder2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         attention_bias=has_bias,
         output_bias=has_bias,
         mlp_bias=has_bias,
-        sliding_window=_window(fields),
+        sliding_window=sliding_window(fields),
     )
 
 
@@ -410,102 +305,4 @@ def stablelm_from_gguf(keys: Metadata, config: ModelConfig) -> ModelConfig:
         norm_bias=True,
         qk_norm="each_head" if "blk.0.attn_q_norm.weight" in tensors else "none",
         parallel_residual="blk.0.ffn_norm.weight" not in tensors,
-    )
-
-
-_GPT2_NAMES = {
-    "n_embd": "hidden_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_positions": "max_position_embeddings",
-    "n_inner": "intermediate_size",
-    "activation_function": "hidden_act",
-}
-
-
-def gpt2_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as other families call them; the MLP is four times as wide as the rest if nothing is said."""
-    given = {"n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257, **values}
-    given.setdefault("activation_function", "gelu_new")
-    if given.get("n_inner") is None and isinstance(given["n_embd"], int):
-        given["n_inner"] = 4 * given["n_embd"]
-    return {_GPT2_NAMES.get(key, key): value for key, value in given.items()}
-
-
-def gpt2_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    if fields.flag("add_cross_attention", False):
-        raise fields.error("add_cross_attention is not supported")
-    return replace(
-        _gpt2(config),
-        norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
-        attention_scale=None if fields.flag("scale_attn_weights", True) else 1.0,
-        scale_by_depth=fields.flag("scale_attn_by_inverse_layer_idx", False),
-    )
-
-
-def gpt_bigcode_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """All heads share one of keys and values; in the other form they would lie head by head."""
-    if not fields.flag("multi_query", True):
-        raise fields.error("multi_query false is not supported")
-    return replace(gpt2_from_json(fields, config), num_kv_heads=1)
-
-
-_GPT_NEO_NAMES = {
-    "num_layers": "num_hidden_layers",
-    "num_heads": "num_attention_heads",
-    "activation_function": "hidden_act",
-}
-
-
-def gpt_neo_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as other families call them; the MLP is four times as wide as the rest if nothing is said."""
-    given = {"hidden_size": 2048, "num_layers": 24, "num_heads": 16, "vocab_size": 50257, **values}
-    given.setdefault("activation_function", "gelu_new")
-    if given.get("intermediate_size") is None and isinstance(given["hidden_size"], int):
-        given["intermediate_size"] = 4 * given["hidden_size"]
-    return {_GPT_NEO_NAMES.get(key, key): value for key, value in given.items()}
-
-
-def gpt_neo_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """Scores are not scaled, and a pattern of layers, so many times over, says which have a window."""
-    return replace(
-        _gpt2(config),
-        norm_eps=fields.number("layer_norm_epsilon", 0.0, 1.0, 1e-5),
-        attention_bias=False,
-        attention_scale=1.0,
-        sliding_window=fields.integer("window_size", 1, MAX_CONTEXT, 256),
-        sliding_layers=_local_layers(fields, config.num_layers),
-    )
-
-
-def _local_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
-    said = fields.get("attention_types")
-    layers: list[bool] = []
-    for one in [[["global", "local"], 12]] if said is None else said if isinstance(said, list) else [said]:
-        match one:
-            case [[*kinds], int(times)] if {"global", "local"}.issuperset(map(str, kinds)):
-                # One more than there are layers is enough to see that it is too many.
-                layers += ([kind == "local" for kind in kinds] * min(times, num_layers + 1))[: num_layers + 1]
-            case _:
-                raise fields.error("attention_types must be a list of lists of global and local, and how often")
-        if len(layers) > num_layers:
-            break
-    return tuple(layers)
-
-
-def gpt2_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
-    return replace(_gpt2(config), activation="gelu_tanh")
-
-
-def _gpt2(config: ModelConfig) -> ModelConfig:
-    return replace(
-        config,
-        norm="layer",
-        norm_bias=True,
-        attention_bias=True,
-        output_bias=True,
-        mlp_bias=True,
-        gated=False,
-        learned_positions=True,
-        unrotated_layers=(True,) * config.num_layers,
     )

@@ -74,6 +74,11 @@ def _activation(fields: Fields) -> Activation:
     return ACTIVATIONS[name]
 
 
+def sliding_window(fields: Fields) -> int | None:
+    """The window that a file gives to some or all layers."""
+    return None if fields.get("sliding_window") is None else fields.integer("sliding_window", 1, MAX_CONTEXT)
+
+
 def sliding_layers(fields: Fields, num_layers: int) -> tuple[bool, ...]:
     """Which layers `layer_types` gives a window; () if it says nothing.
 
@@ -143,6 +148,20 @@ def rope_from_json(fields: Fields, scaling: Fields, head_size: int, max_model_le
             return Rope(dim, theta, "llama3", scaling.number("factor", 1.0, 1e4), low, high, original_len)
     supported = "default, linear, dynamic, yarn, longrope and llama3"
     raise fields.error(f"rope type {shown(kind)} is not supported, only {supported}")
+
+
+def two_ropes(fields: Fields, config: ModelConfig, local_theta: str) -> tuple[Rope, Rope]:
+    """The rotations of layers that see everything and of those with a window, which is not stretched.
+
+    `local_theta` is the field that has the base of the latter in older files.
+    """
+    both, context = fields.fields("rope_parameters") or Fields({}, fields.where), config.max_model_len
+    full = (both.fields("full_attention") or both).overruled_by(fields.fields("rope_scaling"))
+    usual = Fields({"rope_theta": fields.number(local_theta, 1.0, 1e12)}, fields.where)
+    local = usual.overruled_by(both.fields("sliding_attention"))
+    original = fields.integer("max_position_embeddings", 1, MAX_CONTEXT, context)
+    ropes = (rope_from_json(fields, one, config.head_size, original) for one in (full, local))
+    return next(ropes), next(ropes)
 
 
 def _yarn(scaling: Fields, dim: int, theta: float, max_model_len: int, original_len: int) -> Rope:
