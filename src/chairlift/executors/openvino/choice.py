@@ -1,6 +1,6 @@
 """Which precision each weight gets where the user leaves it open.
 
-The aim is a perplexity within 1 % of what the file's own values give. What was measured is in docs/models.md.
+The aim is a perplexity within 1 % of what the file's own values give. What was measured is in docs/precision.md.
 """
 
 from __future__ import annotations
