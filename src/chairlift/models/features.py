@@ -77,7 +77,7 @@ def _qwen_experts(fields: Fields, config: ModelConfig, count: int, chosen: int, 
         raise fields.error(f"mlp_only_layers must be a list of numbers of the {config.num_layers} layers")
     dense = tuple(i in excepted or (i + 1) % step != 0 for i in range(config.num_layers))
     return replace(
-        _with_experts(fields, config, "num_experts", count, chosen),
+        _with_experts(fields, config, count, chosen),
         expert_size=fields.integer("moe_intermediate_size", 1, MAX_SIZE, size),
         dense_layers=dense if any(dense) else (),
         normalised_experts=fields.flag("norm_topk_prob", False),
@@ -85,20 +85,21 @@ def _qwen_experts(fields: Fields, config: ModelConfig, count: int, chosen: int, 
 
 
 def mixtral_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    return _with_experts(fields, replace(config, sliding_window=sliding_window(fields)), "num_local_experts", 8, 2)
+    return _with_experts(fields, replace(config, sliding_window=sliding_window(fields)), 8, 2)
 
 
-def _with_experts(fields: Fields, config: ModelConfig, key: str, usual: int, usual_chosen: int) -> ModelConfig:
+def _with_experts(fields: Fields, config: ModelConfig, usual: int, usual_chosen: int) -> ModelConfig:
+    """Files of every family may call their number by either name."""
     if config.activation != "silu":
         raise fields.error(f"experts with the activation {config.activation} are not supported")
-    other = "num_experts" if key == "num_local_experts" else "num_local_experts"
-    num_experts = fields.integer(key if fields.get(other) is None else other, 1, MAX_EXPERTS, usual)
+    key = "num_experts" if fields.get("num_local_experts") is None else "num_local_experts"
+    num_experts = fields.integer(key, 1, MAX_EXPERTS, usual)
     chosen = fields.integer("num_experts_per_tok", 1, num_experts, usual_chosen)
     return replace(config, num_experts=num_experts, experts_per_token=chosen, expert_size=config.intermediate_size)
 
 
 def gptoss_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
-    config = _with_experts(fields, config, "num_local_experts", 128, 4)
+    config = _with_experts(fields, config, 128, 4)
     return _gptoss(
         replace(config, sliding_window=sliding_window(fields)),
         sliding_layers(fields, config.num_layers),
@@ -189,7 +190,7 @@ def olmoe_from_json(fields: Fields, config: ModelConfig) -> ModelConfig:
         raise fields.error("clip_qkv is not supported")
     normalised = fields.flag("norm_topk_prob", False)
     config = replace(config, qk_norm="all_heads", normalised_experts=normalised)
-    return _with_experts(fields, config, "num_experts", 64, 8)
+    return _with_experts(fields, config, 64, 8)
 
 
 def olmoe_from_gguf(_: Metadata, config: ModelConfig) -> ModelConfig:
