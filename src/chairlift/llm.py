@@ -18,6 +18,7 @@ from tqdm import tqdm
 from chairlift.core.errors import InvalidOption
 from chairlift.core.types import Request, SamplingParams
 from chairlift.models import DEFAULT_MODEL
+from chairlift.text import given_template
 from chairlift.worker.answers import Answer, CompletionOutput, RequestOutput
 from chairlift.worker.arguments import Message, Prompt, each_conversation, each_params, each_priority, each_prompt
 from chairlift.worker.build import Built, build
@@ -49,6 +50,8 @@ class LLM:
     kv_cache_memory_bytes, max_model_len, max_num_seqs, max_num_batched_tokens, enable_prefix_caching, num_threads,
     seed, and those that say how requests are scheduled: batching, scheduling_policy, tenant_weights and more.
 
+    `chat_template` takes the place of the model's own: a Jinja template, or the file that it is in.
+
     A `model` that is named as on a hub, `org/name`, is got unless it is there; `revision` is a branch, tag or commit.
 
     `model` may be an encoder (BERT, RoBERTa), which reads texts for `embed`, `score` and `classify`; `embedding_model`
@@ -59,10 +62,17 @@ class LLM:
         InvalidOption: an option that does not exist or makes no sense.
     """
 
-    def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
+    def __init__(
+        self,
+        model: str | PathLike[str] = DEFAULT_MODEL,
+        *,
+        chat_template: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        template = None if chat_template is None else given_template(chat_template)
         engine_options = _engine_options(model, options)
         encoder, generates = load_encoder(engine_options)
-        self._open(build(engine_options) if generates else None, encoder)
+        self._open(build(engine_options, chat_template=template) if generates else None, encoder)
 
     @classmethod
     def from_built(cls, built: Built) -> Self:
@@ -305,8 +315,15 @@ class AsyncLLM:
     request.
     """
 
-    def __init__(self, model: str | PathLike[str] = DEFAULT_MODEL, **options: Any) -> None:
-        self._open(build(_engine_options(model, options)))
+    def __init__(
+        self,
+        model: str | PathLike[str] = DEFAULT_MODEL,
+        *,
+        chat_template: str | PathLike[str] | None = None,
+        **options: Any,
+    ) -> None:
+        template = None if chat_template is None else given_template(chat_template)
+        self._open(build(_engine_options(model, options), chat_template=template))
 
     @classmethod
     def from_built(cls, built: Built) -> Self:

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from chairlift.cli import chat_flags
+from chairlift.cli.chat_flags import chat_template
 from chairlift.cli.main import main
-from chairlift.cli.serve import chat_template
 from chairlift.server import run as server_run
 from chairlift.server import served_text
 from chairlift.server.options import ServerOptions
@@ -118,7 +118,7 @@ def test_the_formats_that_flags_name_are_those_that_can_be_read() -> None:
 def test_a_chat_template_from_a_file_or_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "chat.jinja"
     path.write_text("{{ messages }}", encoding="utf-8")
-    assert chat_template(str(path)) == chat_template("{{ messages }}") == "{{ messages }}"
+    assert chat_template(str(path)).source == chat_template("{{ messages }}").source == "{{ messages }}"
     with pytest.raises(argparse.ArgumentTypeError):
         chat_template(str(tmp_path / "none"))
     with pytest.raises(argparse.ArgumentTypeError, match="more than"):

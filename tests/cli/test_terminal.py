@@ -6,6 +6,7 @@ import builtins
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,9 +15,11 @@ from chairlift.cli.chat import Conversation
 from chairlift.cli.main import main
 from chairlift.cli.printing import DIM, PLAIN
 from chairlift.core.types import CacheShape, Request
+from chairlift.text import GivenTemplate, load_text
 from chairlift.worker import build
 from chairlift.worker.answers import CompletionOutput, RequestOutput
-from fake_built import TEXT, built
+from chairlift.worker.options import EngineOptions
+from fake_built import MODEL, TEXT, built
 from fakes import FakeExecutor, expected
 
 
@@ -24,7 +27,12 @@ from fakes import FakeExecutor, expected
 def executor(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
     """The device behind the commands of this test."""
     executor = FakeExecutor(CacheShape(128, 4))
-    monkeypatch.setattr(build, "build", lambda options: built(executor))
+
+    def fake(options: EngineOptions, chat_template: GivenTemplate | None) -> build.Built:
+        made = built(executor)
+        return made if chat_template is None else replace(made, text=load_text(MODEL, chat_template))
+
+    monkeypatch.setattr(build, "build", fake)
     return executor
 
 
@@ -61,16 +69,37 @@ def test_a_model_without_a_chat_template_is_not_talked_to(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     base = replace(built(FakeExecutor(CacheShape(128, 4))), text=replace(TEXT, chat_template=None))
-    monkeypatch.setattr(build, "build", lambda options: base)
+    monkeypatch.setattr(build, "build", lambda options, chat_template: base)
     assert main(["chat"]) == 2
     error = capsys.readouterr().err
     assert "has no chat template: chairlift generate" in error and "ready" not in error
+    base = replace(base, text=replace(base.text, template_problem="a.jinja: a chat template does not compile: x"))
+    assert main(["chat"]) == 2
+    assert "a.jinja: a chat template does not compile: x: chairlift generate" in capsys.readouterr().err
 
 
 def test_a_message_is_answered(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "Hello", "--chat", "--max-tokens", "6", "--temperature", "0"]) == 0
     prompt = TEXT.encode_chat([{"role": "user", "content": "Hello"}])
     assert capsys.readouterr().out == answer(prompt, 6) + "\n"
+
+
+def test_a_template_in_the_place_of_the_own_one(
+    executor: FakeExecutor,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "plain.jinja").write_text("Asked: {{ messages[0].content }}")
+    given = ["--chat-template", str(tmp_path / "plain.jinja"), "--max-tokens", "6", "--temperature", "0"]
+    lines = iter(["Hi", "/quit"])
+    monkeypatch.setattr(builtins, "input", lambda prompt: next(lines))
+    for argv in (["generate", "Hi", "--chat"], ["chat"]):
+        assert main([*argv, *given]) == 0
+        assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Asked: Hi"), 6) + "\n"
+    with pytest.raises(SystemExit):
+        main(["chat", "--chat-template", str(tmp_path / "none")])
+    assert "neither a template nor a file that can be read" in capsys.readouterr().err
 
 
 def test_a_prompt_that_never_fits(executor: FakeExecutor, capsys: pytest.CaptureFixture[str]) -> None:

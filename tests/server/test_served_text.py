@@ -11,6 +11,7 @@ from chairlift.core.errors import InvalidOption
 from chairlift.core.types import SamplingParams
 from chairlift.server.ports import ChatPrompt, ServedText
 from chairlift.server.served_text import load_served_text
+from chairlift.text import GivenTemplate
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.reasoning import REASONING_FORMATS, reasoning_format_of
 from chairlift.text.tools.detect import tool_format_of
@@ -50,7 +51,8 @@ def test_a_template_tells_the_manners(template: str, tools: str | None, reasonin
 
 
 def test_the_operator_may_know_better() -> None:
-    template = TOOLS + TURNS + "{{ '<tool_call><think></think>' }}{% if enable_thinking %}on{% endif %}"
+    source = TOOLS + TURNS + "{{ '<tool_call><think></think>' }}{% if enable_thinking %}on{% endif %}"
+    template = GivenTemplate(source)
     off = load_served_text(MODEL, template, tool_call_parser="none", reasoning_parser="none").manners
     assert (off.tool_format, off.reasoning_format, off.auto_tool_choice) == (None, None, True)
     chosen = load_served_text(
@@ -66,7 +68,7 @@ def test_the_operator_may_know_better() -> None:
     assert chosen.template_kwargs == {"enable_thinking": True}
     assert "enable_thinking" in chosen.template_variables
     with pytest.raises(InvalidOption, match="thinking"):
-        load_served_text(MODEL, TURNS, template_kwargs={"thinking": True})
+        load_served_text(MODEL, GivenTemplate(TURNS), template_kwargs={"thinking": True})
 
 
 def test_a_template_without_tools_is_told_in_words(smollm2: ServedText) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.errors import InvalidModel, InvalidRequest
+from chairlift.core.errors import InvalidModel, InvalidOption, InvalidRequest
 from chairlift.models import ModelFiles, open_model, resolve
-from chairlift.text import Text, load_text
+from chairlift.text import GivenTemplate, Text, given_template, load_text
 from models.writers import tiny_llama
 from text.templates import CHATML
 from text.vocabularies import (
@@ -110,11 +110,11 @@ def test_a_template_file_goes_before_the_configuration(tmp_path: Path) -> None:
 
 def test_a_given_template_goes_before_all(tmp_path: Path) -> None:
     folder_text(tmp_path, {"chat_template": "config"}, chat_template__jinja="file")
-    text = load_text(ModelFiles("tiny", tmp_path, "folder"), chat_template="given {{ eos_token }}")
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), GivenTemplate("given {{ eos_token }}"))
     assert text.chat_template is not None
     assert text.chat_template.render(USER) == "given </s>"
     gguf = gguf_of(tmp_path / "x.gguf", {**byte_level_metadata(byte_level_backend()), "tokenizer.chat_template": "own"})
-    text = load_text(ModelFiles("tiny", gguf, "gguf"), chat_template="given")
+    text = load_text(ModelFiles("tiny", gguf, "gguf"), GivenTemplate("given"))
     assert text.chat_template is not None
     assert text.chat_template.render(USER) == "given"
 
@@ -123,11 +123,6 @@ def test_a_given_template_goes_before_all(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ({"auto_map": {"AutoTokenizer": ["tokenization_x.Tokenizer", None]}}, "code of its own"),
-        ({"chat_template": 1}, "chat_template"),
-        ({"chat_template": ["x"]}, "chat_template"),
-        ({"chat_template": [{"name": "default"}]}, "chat_template"),
-        ({"chat_template": "{{"}, "does not compile"),
-        ({"chat_template": "{{ ''.__class__ }}"}, "chat template"),
     ],
 )
 def test_folders_that_are_wrong(tmp_path: Path, config: dict[str, Any], message: str) -> None:
@@ -142,10 +137,39 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
         folder_text(tmp_path, tokenizer_config__json="{")
     with pytest.raises(InvalidModel, match="temperature"):
         folder_text(tmp_path, generation_config__json={"temperature": "hot"})
-    (tmp_path / "generation_config.json").unlink()
-    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(InvalidModel, match="UTF-8"):
-        folder_text(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"chat_template": 1}, "chat_template must be a string or named ones"),
+        ({"chat_template": ["x"]}, "chat_template must be a string or named ones"),
+        ({"chat_template": [{"name": "default"}]}, "chat_template must be a string or named ones"),
+        ({"chat_template": "{{"}, "a chat template does not compile: unexpected 'end of template'"),
+        ({"chat_template": "{{ ''.__class__ }}"}, "a chat template does not compile: line 1: attribute '__class__' is private"),
+    ],
+)
+def test_a_template_that_cannot_be_used_refuses_chats_only(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
+    text = folder_text(tmp_path, config)
+    assert text.chat_template is None and text.tokenizer.decode(text.tokenizer.encode("Hi")) == "Hi"
+    with pytest.raises(InvalidRequest, match=f"^tokenizer_config.json: {reason}.*: use completions, or give"):
+        text.encode_chat(USER)
+
+
+def test_the_file_of_a_template_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    """Without the folder that it lies in: clients are told too."""
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_text("{{")
+    text = folder_text(tmp_path, chat_template__jinja="own")
+    assert text.template_problem.startswith("chat_template.jinja: the chat template rag does not compile")
+    (tmp_path / "additional_chat_templates" / "rag.jinja").write_bytes(b"\xff")
+    assert folder_text(tmp_path).template_problem == "additional_chat_templates/rag.jinja: not UTF-8"
+    template = {"tokenizer.chat_template": "{% if %}"}
+    assert gguf_text(tmp_path / "a.gguf", **template).template_problem.startswith("a.gguf: a chat template does not")
+    (tmp_path / "given.jinja").write_text("{% if %}")
+    for given, where in ((tmp_path / "given.jinja", "given.jinja"), ("{% if %}", "the chat template that was given")):
+        with pytest.raises(InvalidOption, match=f"{where}: a chat template does not compile"):
+            load_text(ModelFiles("tiny", tmp_path, "folder"), given_template(given))
 
 
 def test_an_end_outside_the_vocabulary_is_none(tmp_path: Path) -> None:
@@ -251,7 +275,7 @@ def test_special_tokens_of_older_folders(tmp_path: Path) -> None:
     names = {"bos_token": {"content": "<|begin|>"}, "eos_token": "</s>", "additional_special_tokens": ["<s>"]}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
     template = "{{ bos_token }}{{ eos_token }}"
-    text = load_text(ModelFiles("tiny", tmp_path, "folder"), template)
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), GivenTemplate(template))
     assert text.chat_template is not None
     assert text.chat_template.render(USER) == "<|begin|><|end|>"
     assert text.tokenizer.special_text(text.tokenizer.bos_token_id) == "<|begin|>"
@@ -285,7 +309,7 @@ def test_a_turn_of_several_messages_does_not_end_with_the_first(tmp_path: Path) 
 
 def test_a_folder_with_a_sentencepiece_model_only(tmp_path: Path) -> None:
     model_file(tmp_path, "llama").rename(tmp_path / "tokenizer.model")
-    text = load_text(ModelFiles("tiny", tmp_path, "folder"), chat_template="{{ bos_token }}{{ messages[0].content }}")
+    text = load_text(ModelFiles("tiny", tmp_path, "folder"), GivenTemplate("{{ bos_token }}{{ messages[0].content }}"))
     assert text.eos_token_ids == (2,)
     assert text.tokenizer.decode(text.tokenizer.encode("the dog")) == "the dog"
     assert text.encode_chat(USER) == text.tokenizer.encode("Hi", add_special_tokens=False)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
+from chairlift.cli.chat_flags import add_template_flag
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
 from chairlift.cli.printing import PrintedAnswer
@@ -21,6 +22,7 @@ HELP = "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Register the command."""
     parser = commands.add_parser("chat", help="talk to a model in the terminal", description=f"Chat. {HELP}")
+    add_template_flag(parser)
     parser.add_argument("--system", metavar="TEXT", help="what the model is told before the conversation")
     add_sampling_flags(parser)
     add_engine_flags(parser, positional_model=True)
@@ -38,10 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = ready_options(arguments)
     with loading(options.model, sys.stderr):
-        built = build(options)
+        built = build(options, chat_template=arguments.chat_template)
     with LLM.from_built(built) as llm:
         if built.text.chat_template is None:
-            raise InvalidModel(f"{llm.model_name} has no chat template: chairlift generate lets it continue a text")
+            raise InvalidModel(
+                f"{llm.model_name}: {built.text.lacking}: chairlift generate lets it continue a text, and "
+                "--chat-template takes a template"
+            )
         print(f"{llm.model_name} is ready. {HELP}", file=sys.stderr)
         Conversation(llm, sampling_params(arguments, llm.default_params(None)), arguments.system).run()
     return 0

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from chairlift.core.errors import InvalidOption
+
+if TYPE_CHECKING:
+    from chairlift.text import GivenTemplate
 
 AUTO, NONE = "auto", "none"
 TOOL_FORMATS = ("hermes", "llama3_json", "mistral", "openai", "json")
 REASONING_FORMATS = ("qwen3", "deepseek_r1", "mistral", "openai_gptoss")
 """Names of formats, written down once more: those that read them take a tenth of a second to import."""
+
+
+def add_template_flag(group: argparse._ActionsContainer) -> None:
+    """Add the flag that takes the place of a model's own template."""
+    group.add_argument(
+        "--chat-template",
+        type=chat_template,
+        metavar="FILE",
+        help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
+    )
 
 
 def add_chat_flags(group: argparse._ArgumentGroup) -> None:
@@ -48,6 +63,20 @@ def add_chat_flags(group: argparse._ArgumentGroup) -> None:
         default=False,
         help="tell in each response how long it took; in a stream together with its usage (default: off)",
     )
+
+
+def chat_template(text: str) -> GivenTemplate:
+    """A chat template from a file, or given as it is.
+
+    Raises:
+        argparse.ArgumentTypeError: neither a file that can be read nor a template.
+    """
+    from chairlift.text import given_template
+
+    try:
+        return given_template(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def template_kwargs(text: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from chairlift.cli.chat_flags import add_template_flag
 from chairlift.cli.loading import loading
 from chairlift.cli.options import add_config_flag, add_engine_flags, add_sampling_flags, ready_options, sampling_params
 from chairlift.cli.printing import PrintedAnswer
@@ -24,6 +25,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("prompt", nargs="?", help="text to continue (default: standard input)")
     parser.add_argument("--chat", action="store_true", help="the prompt is a message to answer, not a text to continue")
+    add_template_flag(parser)
     parser.add_argument("--input", type=Path, metavar="FILE", help="JSONL file of requests: custom_id, url, body")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSONL file of results; what it has is not redone")
     parser.add_argument(
@@ -62,7 +64,7 @@ def _run_prompt(arguments: argparse.Namespace) -> int:
         raise InvalidOption("the prompt is empty")
     options = ready_options(arguments)
     with loading(options.model, sys.stderr):
-        built = build(options)
+        built = build(options, chat_template=arguments.chat_template)
     with LLM.from_built(built) as llm:
         params = sampling_params(arguments, llm.default_params(None))
         if arguments.chat:
@@ -113,7 +115,7 @@ def _run_file(arguments: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             output = stack.enter_context(open_results(arguments.output))
             with loading(options.model, sys.stderr):
-                ask = await stack.enter_async_context(served_offline(options, names))
+                ask = await stack.enter_async_context(served_offline(options, names, arguments.chat_template))
             with tqdm(total=len(wanted), initial=len(done), unit="req", dynamic_ncols=True) as bar:
 
                 def show(progress: Progress) -> None:

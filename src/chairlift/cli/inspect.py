@@ -60,7 +60,9 @@ def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
     from chairlift.models.model import Model
 
     opened = summary.opened
-    problem = summary.problem or (_text_problem(opened) if isinstance(opened, Model) else None)
+    problem, lacking = summary.problem, ""
+    if problem is None and isinstance(opened, Model):
+        problem, lacking = _text_problems(opened)
     facts: dict[str, Any] = {
         "name": summary.files.name,
         "path": str(summary.files.path),
@@ -69,6 +71,7 @@ def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
         "kind": None if opened is None else "decoder" if isinstance(opened, Model) else "encoder",
         "supported": problem is None,
         "problem": problem,
+        "chat_problem": lacking or None,
         "file_bytes": summary.file_bytes,
         "num_parameters": summary.num_parameters,
         "encodings": summary.encodings,
@@ -111,16 +114,15 @@ def _weights_of(encoder: Encoder) -> dict[str, int]:
     return {dtype: encoder_weight_bytes(encoder, dtype) for dtype in get_args(Dtype)}
 
 
-def _text_problem(model: Model) -> str | None:
-    """What is wrong with its tokenizer or chat template."""
+def _text_problems(model: Model) -> tuple[str | None, str]:
+    """What is wrong with its tokenizer, and with its chat template, which not everybody needs."""
     from chairlift.core.errors import InvalidModel
     from chairlift.text.loading import load_text
 
     try:
-        load_text(model)
+        return None, load_text(model).template_problem
     except InvalidModel as error:
-        return str(error)
-    return None
+        return str(error), ""
 
 
 def _shape_of(model: Model) -> dict[str, Any]:
@@ -199,6 +201,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [f"{facts['name']}: {facts['format']}, {facts['path']}"]
     if facts["problem"] is not None:
         lines.append(f"  not supported: {facts['problem']}")
+    if facts.get("chat_problem") is not None:
+        lines.append(f"  no chat       {facts['chat_problem']}: it can continue texts, or chat by --chat-template")
     lines.append(f"  architecture  {facts['architecture']}{_shape_text(facts)}")
     if facts["num_parameters"]:
         total = sum(facts["encodings"].values())

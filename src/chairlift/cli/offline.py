@@ -19,6 +19,7 @@ from chairlift.server.generate import Engine, Generation
 from chairlift.server.inner import InnerExchange
 from chairlift.server.process import WorkerProcess
 from chairlift.server.served_text import load_served_text
+from chairlift.text import GivenTemplate
 from chairlift.wire import Ready
 from chairlift.worker.options import EngineOptions, worker_command
 from chairlift.worker.process import EXIT_CANNOT_START
@@ -28,7 +29,9 @@ EXIT_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
-async def served_offline(options: EngineOptions, names: tuple[str, ...] = ()) -> AsyncIterator[Ask]:
+async def served_offline(
+    options: EngineOptions, names: tuple[str, ...] = (), chat_template: GivenTemplate | None = None
+) -> AsyncIterator[Ask]:
     """A way to ask a model that a worker process has loaded; the worker ends with the context.
 
     Raises:
@@ -42,7 +45,7 @@ async def served_offline(options: EngineOptions, names: tuple[str, ...] = ()) ->
     with WorkerProcess(lambda fd: worker_command(options, fd)) as process, ThreadPoolExecutor(2, "text") as pool:
         loop = asyncio.get_running_loop()
         _, client = await loop.create_unix_connection(lambda: EngineClient(metrics), sock=process.sock)
-        text = await loop.run_in_executor(pool, load_served_text, options.model)
+        text = await loop.run_in_executor(pool, load_served_text, options.model, chat_template)
         await asyncio.wait((client.ready, client.dead), return_when=asyncio.FIRST_COMPLETED)
         if client.dead.done():
             status = await process.wait(EXIT_TIMEOUT_S)

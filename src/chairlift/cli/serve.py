@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from chairlift.cli.admission_flags import add_admission_flags, caps
 from chairlift.cli.batch_flags import add_batch_flags, batch_options
-from chairlift.cli.chat_flags import add_chat_flags
-from chairlift.cli.config import read_text
+from chairlift.cli.chat_flags import add_chat_flags, add_template_flag
 from chairlift.cli.options import add_config_flag, add_engine_flags, engine_options
 from chairlift.cli.web_flags import add_web_flags, web_options
 from chairlift.core.errors import InvalidOption
@@ -19,8 +17,6 @@ from chairlift.core.errors import InvalidOption
 if TYPE_CHECKING:
     from chairlift.server.ports import ServedText
     from chairlift.server.traced import Traces
-
-MAX_TEMPLATE_BYTES = 1 << 20
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,12 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="NAME",
         help="names that requests may use; the first is in responses (default: the model's own)",
     )
-    group.add_argument(
-        "--chat-template",
-        type=chat_template,
-        metavar="FILE",
-        help="Jinja template that makes one text of a conversation, in a file or as it is (default: the model's own)",
-    )
+    add_template_flag(group)
     add_chat_flags(group)
     group.add_argument(
         "--allowed-host",
@@ -160,20 +151,6 @@ def _add_log_flags(group: argparse._ArgumentGroup) -> None:
         help="OpenTelemetry collector that gets a trace of each request over HTTP, without its content, such as "
         "http://127.0.0.1:4318/v1/traces; needs chairlift[otel] (default: none)",
     )
-
-
-def chat_template(text: str) -> str:
-    """A chat template from a file, or given as it is.
-
-    Raises:
-        argparse.ArgumentTypeError: neither a file that can be read nor a template.
-    """
-    if "{{" in text or "{%" in text:
-        return text
-    try:
-        return read_text(Path(text), MAX_TEMPLATE_BYTES)
-    except InvalidOption as error:
-        raise argparse.ArgumentTypeError(f"neither a template nor a file that can be read: {error}") from error
 
 
 def run(arguments: argparse.Namespace) -> int:

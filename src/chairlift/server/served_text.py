@@ -12,7 +12,7 @@ from chairlift.models.encoder import holds_encoder
 from chairlift.models.resolve import resolve
 from chairlift.server.passage_text import PassageText
 from chairlift.server.ports import ChatManners, ChatPrompt, ServedText, TokenText
-from chairlift.text import Text, load_text
+from chairlift.text import GivenTemplate, Text, load_text
 from chairlift.text.chat import ChatTemplate
 from chairlift.text.passages import load_passages
 from chairlift.text.reasoning import REASONING_FORMATS, ReasoningFormat, reasoning_format_of
@@ -48,7 +48,7 @@ class _ServedText:
     def encode_chat(self, prompt: ChatPrompt) -> list[int]:
         template = self._text.chat_template
         if template is None:
-            raise InvalidRequest("this model has no chat template: use /v1/completions", "messages")
+            raise InvalidRequest(f"{self._text.lacking}: use /v1/completions", "messages")
         messages, tools = prompt.messages, prompt.tools
         if "tools" not in template.variables:
             messages, tools = told(messages, tools), None
@@ -83,7 +83,7 @@ class _ServedText:
 
 def load_served_text(
     model: str,
-    chat_template: str | None = None,
+    chat_template: GivenTemplate | None = None,
     *,
     tool_call_parser: str = AUTO,
     auto_tool_choice: bool = True,
@@ -97,7 +97,7 @@ def load_served_text(
 
     Raises:
         InvalidModel: there is no such model, or its tokenizer cannot be read.
-        InvalidOption: its template does not read what it is to be told.
+        InvalidOption: its template does not read what it is to be told, or the given one cannot be used.
     """
     files = resolve(model)
     if holds_encoder(files):

@@ -58,7 +58,7 @@ class ChatTemplate:
         self._bounds = bounds or Bounds()
         self._environment = TemplateEnvironment(self._bounds, now)
         self._special_texts = dict(special_texts or {})
-        self._templates = {name: self._compiled(source) for name, source in named.items()}
+        self._templates = {name: self._compiled(name, source) for name, source in named.items()}
         if DEFAULT_TEMPLATE not in self._templates:
             raise InvalidModel("the chat templates lack one named default")
         self.tool_source = named.get(TOOL_TEMPLATE, named[DEFAULT_TEMPLATE])
@@ -202,14 +202,15 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
 
-    def _compiled(self, source: str) -> Template:
+    def _compiled(self, name: str, source: str) -> Template:
         if len(source) > MAX_TEMPLATE_CHARS:
             raise InvalidModel(f"a chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are read")
         try:
             return self._environment.from_string(source)
         except Exception as error:
             # Besides syntax errors: what is unsafe, what is nested too deeply, and Python's own limits.
-            raise InvalidModel(f"a chat template does not compile: {_reason(error)}") from error
+            which = "a chat template" if name == DEFAULT_TEMPLATE else f"the chat template {shown(name)}"
+            raise InvalidModel(f"{which} does not compile: {_reason(error)}") from error
 
     def _read_by(self, source: str) -> frozenset[str]:
         try:

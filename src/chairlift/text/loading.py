@@ -9,20 +9,22 @@ from typing import Any
 
 from chairlift.core.errors import InvalidModel, InvalidRequest
 from chairlift.models import GGUF, Model, ModelFiles, open_gguf, read_json
-from chairlift.models.files import read_bytes, shown
+from chairlift.models.files import shown
 from chairlift.models.generation import generation_defaults, gguf_sampling
 from chairlift.models.prepared import METADATA, open_metadata, read_prepared
 from chairlift.text.byte_pairs import MERGES, VOCABULARY, byte_pair_tokenizer
-from chairlift.text.chat import DEFAULT_TEMPLATE, MAX_TEMPLATE_CHARS, ChatTemplate, Messages, Tools
+from chairlift.text.chat import ChatTemplate, Messages, Tools
 from chairlift.text.gguf_tokenizer import gguf_tokenizer
 from chairlift.text.hf_tokenizer import HINT, SPECIAL_NAMES, hf_tokenizer, special_texts
 from chairlift.text.sentencepiece_model import sentencepiece_tokenizer
+from chairlift.text.template_sources import (
+    MAX_CONFIG_BYTES,
+    GivenTemplate,
+    folder_templates,
+    gguf_templates,
+    template_of,
+)
 from chairlift.text.tokenizer import Tokenizer
-
-MAX_CONFIG_BYTES = 16 << 20
-"""A tokenizer_config.json lists every added token once more, at some 200 bytes each."""
-
-MAX_TEMPLATES = 16
 
 _GGUF_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
@@ -31,13 +33,20 @@ _GGUF_NAMES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "
 class Text:
     """How a model's tokens and text relate. Any of `eos_token_ids` ends a sequence.
 
-    `sampling_defaults` are what its makers recommend, by the names of `SamplingParams`.
+    `sampling_defaults` are what its makers recommend, by the names of `SamplingParams`. `template_problem` is why the
+    model's own chat template cannot be used.
     """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     sampling_defaults: Mapping[str, float | int]
+    template_problem: str = ""
+
+    @property
+    def lacking(self) -> str:
+        """What a chat is told where there is no template for it."""
+        return self.template_problem or "the model has no chat template"
 
     def encode_chat(
         self,
@@ -53,7 +62,9 @@ class Text:
             InvalidRequest: the model has no chat template, the messages are malformed, or the template refuses them.
         """
         if self.chat_template is None:
-            raise InvalidRequest("the model has no chat template: use completions, or start with --chat-template")
+            raise InvalidRequest(
+                f"{self.lacking}: use completions, or give a template (--chat-template, chat_template)"
+            )
         return self.chat_template.render_tokens(
             messages,
             tokenizer=self.tokenizer,
@@ -63,11 +74,14 @@ class Text:
         )
 
 
-def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> Text:
+def load_text(source: Model | ModelFiles, chat_template: GivenTemplate | None = None) -> Text:
     """Load the tokenizer, and the chat template unless `chat_template` is given instead.
+
+    A chat template of the model's own that cannot be used is no reason not to continue texts with it.
 
     Raises:
         InvalidModel: a file is missing, malformed, or of a kind that is not supported.
+        InvalidOption: the given template cannot be used.
     """
     files = source.files if isinstance(source, Model) else source
     prepared = read_prepared(files.path) if files.kind == "folder" else None
@@ -80,30 +94,18 @@ def load_text(source: Model | ModelFiles, chat_template: str | None = None) -> T
     return _from_gguf(gguf if gguf is not None else open_gguf(files.path), files.sampling_defaults, chat_template)
 
 
-def _from_gguf(gguf: GGUF, sampling: Mapping[str, float | int], override: str | None) -> Text:
+def _from_gguf(gguf: GGUF, sampling: Mapping[str, float | int], given: GivenTemplate | None) -> Text:
     tokenizer = gguf_tokenizer(gguf)
     texts = {}
     for key, name in _GGUF_NAMES.items():
         if gguf.has(f"tokenizer.ggml.{key}_token_id"):
             token = gguf.integer(f"tokenizer.ggml.{key}_token_id")
             texts[name] = tokenizer.special_text(token) or tokenizer.token_text(token)
-    sources = {DEFAULT_TEMPLATE: override} if override is not None else _gguf_templates(gguf)
-    template = ChatTemplate(sources, texts) if sources else None
-    return Text(tokenizer, template, tokenizer.eos_token_ids, {**gguf_sampling(gguf), **sampling})
+    template, problem = template_of(lambda: gguf_templates(gguf), texts, given, gguf.path.parent)
+    return Text(tokenizer, template, tokenizer.eos_token_ids, {**gguf_sampling(gguf), **sampling}, problem)
 
 
-def _gguf_templates(gguf: GGUF) -> dict[str, str]:
-    """The chat templates by name; a file may have some for particular uses beside its own."""
-    key = "tokenizer.chat_template"
-    if not gguf.has(key):
-        return {}
-    others = gguf.strings("tokenizer.chat_templates") if gguf.has("tokenizer.chat_templates") else []
-    return {DEFAULT_TEMPLATE: gguf.text(key)} | {
-        name: gguf.text(f"{key}.{name}") for name in others if gguf.has(f"{key}.{name}")
-    }
-
-
-def _from_folder(folder: Path, override: str | None) -> Text:
+def _from_folder(folder: Path, given: GivenTemplate | None) -> Text:
     named = _optional_json(folder / "special_tokens_map.json")  # older folders name special tokens here only
     config = {name: named[name] for name in (*SPECIAL_NAMES, "additional_special_tokens") if name in named}
     config |= _optional_json(folder / "tokenizer_config.json")
@@ -124,42 +126,8 @@ def _from_folder(folder: Path, override: str | None) -> Text:
         tokenizer = byte_pair_tokenizer(folder, config, model_type, ends)
     else:
         raise InvalidModel(f"{where}: no tokenizer.json, no tokenizer.model, no {VOCABULARY} with {MERGES}; {HINT}")
-    sources = {DEFAULT_TEMPLATE: override} if override is not None else _folder_templates(folder, config)
-    template = ChatTemplate(sources, special_texts(config)) if sources else None
-    return Text(tokenizer, template, tokenizer.eos_token_ids, sampling)
-
-
-def _folder_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """The chat templates by name.
-
-    They lie in `chat_template.jinja` and, for particular uses, in files beside it; else in `tokenizer_config.json`;
-    else, with models that also see, in `chat_template.json`.
-    """
-    path = folder / "chat_template.jinja"
-    if path.exists():
-        others = sorted((folder / "additional_chat_templates").glob("*.jinja"))[:MAX_TEMPLATES]
-        return {DEFAULT_TEMPLATE: _read_template(path)} | {other.stem: _read_template(other) for other in others}
-    value = config.get("chat_template")
-    if value is None:
-        value = _optional_json(folder / "chat_template.json").get("chat_template")
-    if value is None:
-        return {}
-    if isinstance(value, str):
-        return {DEFAULT_TEMPLATE: value}
-    templates = {}
-    for item in value if isinstance(value, list) else [None]:
-        name, source = (item.get("name"), item.get("template")) if isinstance(item, dict) else (None, None)
-        if not isinstance(name, str) or not isinstance(source, str):
-            raise InvalidModel(f"{shown(folder)}: tokenizer_config.json: chat_template must be a string or named ones")
-        templates[name] = source
-    return templates
-
-
-def _read_template(path: Path) -> str:
-    try:
-        return read_bytes(path, 4 * MAX_TEMPLATE_CHARS).decode()
-    except UnicodeDecodeError as error:
-        raise InvalidModel(f"{shown(path)}: not UTF-8") from error
+    template, problem = template_of(lambda: folder_templates(folder, config), special_texts(config), given, folder)
+    return Text(tokenizer, template, tokenizer.eos_token_ids, sampling, problem)
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from chairlift.grammars.store import Grammars
 from chairlift.journal.writer import Journal, open_journal
 from chairlift.models import Model, open_model, resolve
 from chairlift.sampling import Constraint, ConstraintFactory, Sampler
-from chairlift.text import StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
+from chairlift.text import GivenTemplate, StopAutomaton, StopMatcher, Text, TextStream, Tokenizer, load_text
 from chairlift.text.stream import BytesByToken
 from chairlift.worker.loading import LoadingBar
 from chairlift.worker.options import EngineOptions
@@ -91,15 +91,19 @@ class LoadedModel:
         return Engine(scheduler, Reporting(self.executor), _StopMatchers(self.text.tokenizer), observer, recorder)
 
 
-def build(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> Built:
+def build(
+    options: EngineOptions, show: Callable[[str], Report] = LoadingBar, chat_template: GivenTemplate | None = None
+) -> Built:
     """Load a model and put an engine around it. `show` is given its name and shows how far it is loaded.
+
+    `chat_template` takes the place of its own.
 
     Raises:
         InvalidModel: there is no such model, or its files cannot be used.
         InvalidOption: options that do not go with this model or machine.
     """
     journal = None if options.journal is None else open_journal(Path(options.journal), options.journal_options())
-    loaded = load(options, show)
+    loaded = load(options, show, chat_template)
     engine = loaded.engine(options.policy(), recorder=journal)
     if journal is not None:
         journal.start(engine.scheduler)
@@ -107,7 +111,9 @@ def build(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) ->
     return Built(engine, loaded.model, loaded.text, loaded.limits, shape, journal, loaded.grammars)
 
 
-def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> LoadedModel:
+def load(
+    options: EngineOptions, show: Callable[[str], Report] = LoadingBar, chat_template: GivenTemplate | None = None
+) -> LoadedModel:
     """Load a model. The tokenizer is read, and made ready for grammars, while the device compiles.
 
     Raises:
@@ -139,7 +145,7 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
         whole_context=options.max_model_len is not None,
     )
     with ThreadPoolExecutor(1, "text") as pool:
-        reading = pool.submit(_read_text, model)
+        reading = pool.submit(_read_text, model, chat_template)
         constraints = _Constraints(reading)
         sampler_factory = _sampler_factory(options.seed, constraints)
         executor = OpenVINOExecutor.load(model, executor_options, sampler_factory, show(model.name))
@@ -156,8 +162,8 @@ def load(options: EngineOptions, show: Callable[[str], Report] = LoadingBar) -> 
     return LoadedModel(executor, model, text, limits, options.enable_prefix_caching, grammars)
 
 
-def _read_text(model: Model) -> tuple[Text, Grammars]:
-    text = load_text(model)
+def _read_text(model: Model, chat_template: GivenTemplate | None) -> tuple[Text, Grammars]:
+    text = load_text(model, chat_template)
     tokenizer = text.tokenizer
     num_tokens = min(tokenizer.vocab_size, model.config.vocab_size)
     vocabulary = Vocabulary(
