@@ -1,4 +1,4 @@
-"""Experts as files hold them: MXFP4, gate and up in turns, a tensor for each; and how they are packed."""
+"""Experts as files hold them: MXFP4, gate and up interleaved, a tensor for each; and how they are packed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_mxfp4_holds_the_weights(mxfp4: Model, plain: Callable[[str], Model]) ->
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_mxfp4_is_exact_wherever_four_or_eight_bits_are_asked_for(mxfp4: Model, dtype: Dtype) -> None:
-    """And gate and up lie in turns, as the product wants them."""
+    """And gate and up are interleaved, as the product wants them."""
     kinds = weight_kinds(mxfp4, dtype)
     assert {kinds[key] for key in mxfp4.weights.names if is_expert(key) and "bias" not in key} == {(dtype, 32)}
     arenas = [Arena() for _ in range(mxfp4.config.num_layers)]
@@ -106,7 +106,7 @@ def test_experts_in_a_tensor_each(plain: Callable[[str], Model], tmp_path: Path)
 
 
 @pytest.mark.parametrize("encoding", ["BF16", "F16"])
-def test_gate_and_up_in_turns_in_every_float(encoding: str, plain: Callable[[str], Model], tmp_path: Path) -> None:
+def test_gate_and_up_interleaved_in_every_float(encoding: str, plain: Callable[[str], Model], tmp_path: Path) -> None:
     """Their rows are every other column of what is stored."""
     (tmp_path / "config.json").write_text(json.dumps(CONFIGS["gpt-oss"]))
     tensors = {key: encode(value, encoding) for key, value in weights_of("gpt-oss").items()}
@@ -154,7 +154,7 @@ def test_experts_are_there_twice_while_they_are_loaded(mxfp4: Model, monkeypatch
     [("gpt-oss", "Q8_0"), ("gpt-oss", "Q4_0"), ("gpt-oss", "Q4_1"), ("qwen2moe", "Q5_1"), ("mixtral", "Q8_0")],
 )
 def test_experts_of_every_form_are_computed(name: str, encoding: str, dtype: Dtype, tmp_path: Path) -> None:
-    """Kept and rounded, signed and with offsets, gate and up in turns and apart."""
+    """Kept and rounded, signed and with offsets, gate and up interleaved and apart."""
     model = open_model(resolve(str(write_gguf_checkpoint(name, tmp_path / "m.gguf", encoding))))
     decoded, _, _ = run_executor(model, name, dtype)
     assert divergence(decoded, forward(model, tokens_of(name), NUM_TOKENS)[22:]).mean() < 0.02
@@ -225,7 +225,7 @@ def _stored(path: Path) -> dict[str, Encoded]:
     return {key: (one["dtype"], tuple(one["shape"]), body[slice(*one["data_offsets"])]) for key, one in header.items()}
 
 
-def test_other_numbers_do_not_take_turns(tmp_path: Path) -> None:
+def test_other_numbers_are_not_interleaved(tmp_path: Path) -> None:
     """Bytes of FP8 in one tensor for all experts."""
     folder = write_checkpoint("gpt-oss", tmp_path / "m")
     tensors = _stored(folder / "model.safetensors")

@@ -311,22 +311,24 @@ def test_a_scale_of_mxfp4_that_is_no_number() -> None:
         to_int8(tensor, group=32)
 
 
-def test_rows_of_weights_that_take_turns() -> None:
+def test_rows_of_interleaved_weights() -> None:
     """In every precision: pairs of equally many rows."""
     tensors = [random_tensor("Q4_0", rows, seed=seed) for seed, rows in enumerate((24, 24, 8, 8))]
 
-    def in_turns(parts: list[NDArray[Any]]) -> NDArray[Any]:
+    def interleaved(parts: list[NDArray[Any]]) -> NDArray[Any]:
         pairs = [np.stack(parts[at : at + 2], axis=1).reshape(-1, *parts[at].shape[1:]) for at in (0, 2)]
         return np.concatenate(pairs)
 
     for convert in (to_float32, to_bfloat16):
-        np.testing.assert_array_equal(convert(*tensors, turns=2), in_turns([convert(tensor) for tensor in tensors]))
+        np.testing.assert_array_equal(
+            convert(*tensors, interleaved=2), interleaved([convert(tensor) for tensor in tensors])
+        )
     for group in (32, 64):
         apart8, apart4 = ([to(tensor, group=group) for tensor in tensors] for to in (to_int8, to_int4))
-        got8, got4 = to_int8(*tensors, group=group, turns=2), to_int4(*tensors, group=group, turns=2)
+        got8, got4 = to_int8(*tensors, group=group, interleaved=2), to_int4(*tensors, group=group, interleaved=2)
         for got, apart in ((got8, apart8), (got4, apart4)):
-            np.testing.assert_array_equal(got.values, in_turns([one.values for one in apart]))
-            np.testing.assert_array_equal(got.scales, in_turns([one.scales for one in apart]))
+            np.testing.assert_array_equal(got.values, interleaved([one.values for one in apart]))
+            np.testing.assert_array_equal(got.scales, interleaved([one.scales for one in apart]))
 
 
 # ---------------------------------------------------------------- int4

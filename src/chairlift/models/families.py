@@ -227,7 +227,7 @@ FAMILIES = (
             hf={
                 "router": "mlp.router",
                 **{
-                    part: Place("mlp.experts.gate_up_proj", ("expert", "expert"), n, True, take_turns=True, bare=True)
+                    part: Place("mlp.experts.gate_up_proj", ("expert", "expert"), n, True, interleaved=True, bare=True)
                     for n, part in enumerate(("experts.{n}.gate", "experts.{n}.up"))
                 },
                 "experts.{n}.down": Place("mlp.experts.down_proj", transposed=True, bare=True),

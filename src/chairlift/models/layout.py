@@ -24,7 +24,7 @@ class Place:
     `parts` are the numbers of rows (of a vector: of numbers) of the weights that lie in the tensor one after the other;
     this is number `part` of them. `{i}` in the name stands for the layer, `{n}` for the copy; copies whose name
     has no `{n}` lie in one tensor, one after the other. `transposed`: the tensor's columns are the weight's rows.
-    With `take_turns` parts lie row by row (number by number) in turns. A `bare` name has no `.weight`, and that of
+    With `interleaved` the parts lie row by row (number by number) in turns. A `bare` name has no `.weight`, and that of
     its bias ends with `_bias`.
     """
 
@@ -32,7 +32,7 @@ class Place:
     parts: tuple[Dim, ...] = ()
     part: int = 0
     transposed: bool = False
-    take_turns: bool = False
+    interleaved: bool = False
     bare: bool = False
 
 

@@ -48,26 +48,26 @@ class Allocate(Protocol):
 # ---------------------------------------------------------------- what executors call
 
 
-def to_float32(*tensors: Tensor, allocate: Allocate = np.empty, turns: int = 1) -> NDArray[np.float32]:
+def to_float32(*tensors: Tensor, allocate: Allocate = np.empty, interleaved: int = 1) -> NDArray[np.float32]:
     """The weight as float32 `[rows, cols]`, exactly what its encoding says; several lie on top of each other.
 
-    The rows of each next `turns` weights, which have equally many, take turns; so in all of these functions.
+    The rows of each next `interleaved` weights, which have equally many, are interleaved; so in all of these functions.
     """
     out: NDArray[np.float32] = allocate(_stacked_shape(tensors), np.float32)
-    for tensor, part in _parts(tensors, out, turns):
+    for tensor, part in _parts(tensors, out, interleaved):
         _fill_float32(tensor, part)
     return out
 
 
-def to_bfloat16(*tensors: Tensor, allocate: Allocate = np.empty, turns: int = 1) -> NDArray[np.uint16]:
+def to_bfloat16(*tensors: Tensor, allocate: Allocate = np.empty, interleaved: int = 1) -> NDArray[np.uint16]:
     """The weight's bfloat16 bits as uint16 `[rows, cols]`, rounded to nearest, ties to even; several are stacked."""
     out: NDArray[np.uint16] = allocate(_stacked_shape(tensors), np.uint16)
-    for tensor, part in _parts(tensors, out, turns):
+    for tensor, part in _parts(tensors, out, interleaved):
         _fill_bfloat16(tensor, part)
     return out
 
 
-def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty, turns: int = 1) -> Int8Groups:
+def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty, interleaved: int = 1) -> Int8Groups:
     """The weight in int8 groups along its rows; several with equal columns are stacked.
 
     Where the file's own groups are symmetric and a multiple of `group` they are taken over, exactly; else each group
@@ -84,13 +84,13 @@ def to_int8(*tensors: Tensor, group: int = 64, allocate: Allocate = np.empty, tu
     values = allocate((rows, cols // group, group), np.int8)
     scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
     for shape, (tensor, part), (_, part_scales) in zip(
-        kept, _parts(tensors, values, turns), _parts(tensors, scales, turns), strict=True
+        kept, _parts(tensors, values, interleaved), _parts(tensors, scales, interleaved), strict=True
     ):
         (_round_to_int8 if shape is None else _keep_int8)(tensor, Int8Groups(part, part_scales))
     return Int8Groups(values, scales)
 
 
-def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty, turns: int = 1) -> Int4Groups:
+def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty, interleaved: int = 1) -> Int4Groups:
     """The weight in 4-bit groups; several with equal columns are stacked, all of them with offsets or none.
 
     Where the file's own groups have at most four bits and are a multiple of `group` they are taken over, exactly. The
@@ -112,7 +112,7 @@ def to_int4(*tensors: Tensor, group: int = 32, allocate: Allocate = np.empty, tu
     values = allocate((rows, cols // group, group // 2), np.uint8)
     scales = allocate((rows, cols // group, 1), np.float32 if wide else np.float16)
     offsets = allocate(scales.shape, np.float32) if True in with_offsets else None
-    for shape, tensor, part in zip(kept, tensors, _places(tensors, turns), strict=True):
+    for shape, tensor, part in zip(kept, tensors, _places(tensors, interleaved), strict=True):
         out = Int4Groups(values[part], scales[part], None if offsets is None else offsets[part])
         (_round_to_int4 if shape is None else _keep_int4)(tensor, out)
     return Int4Groups(values, scales, offsets)
@@ -295,17 +295,17 @@ def _stacked_shape(tensors: tuple[Tensor, ...]) -> tuple[int, int]:
     return sum(tensor.rows for tensor in tensors), tensors[0].cols
 
 
-def _parts(tensors: tuple[Tensor, ...], out: NDArray[Number], turns: int) -> list[tuple[Tensor, NDArray[Number]]]:
+def _parts(tensors: tuple[Tensor, ...], out: NDArray[Number], interleaved: int) -> list[tuple[Tensor, NDArray[Number]]]:
     """Each weight with its rows of the result."""
-    return [(tensor, out[place]) for tensor, place in zip(tensors, _places(tensors, turns), strict=True)]
+    return [(tensor, out[place]) for tensor, place in zip(tensors, _places(tensors, interleaved), strict=True)]
 
 
-def _places(tensors: tuple[Tensor, ...], turns: int) -> list[slice]:
+def _places(tensors: tuple[Tensor, ...], interleaved: int) -> list[slice]:
     """Which rows of the result are each weight's."""
     places, first = [], 0
-    for at in range(0, len(tensors), turns):
-        end = first + sum(tensor.rows for tensor in tensors[at : at + turns])
-        places += [slice(first + turn, end, turns) for turn in range(turns)]
+    for at in range(0, len(tensors), interleaved):
+        end = first + sum(tensor.rows for tensor in tensors[at : at + interleaved])
+        places += [slice(first + n, end, interleaved) for n in range(interleaved)]
         first = end
     return places
 

@@ -125,8 +125,8 @@ class Tensor:
         raw = self.raw[first * self.row_bytes : (first + count) * self.row_bytes]
         return replace(self, shape=(count, self.cols), raw=raw)
 
-    def alternate_rows(self, part: int, count: int) -> Tensor:
-        """One of `count` weights whose rows (of a vector: numbers) take turns."""
+    def deinterleaved(self, part: int, count: int) -> Tensor:
+        """One of `count` weights whose rows (of a vector: numbers) are interleaved."""
         if self.rows == 1:
             raw = self.raw[part * self.encoding.unit_bytes :]
             return replace(self, shape=(1, self.cols // count), raw=raw, step=count)

@@ -125,11 +125,11 @@ def _placed(
         tensor = bound(slot.name, key, stored, (count * whole, cols), where).rows_between(copy * whole, whole)
     if len(sizes) == 1:
         return tensor
-    if place.take_turns:
+    if place.interleaved:
         if tensor.encoding not in (*FLOATS, Encoding.F4_E2M1) or not (tensor.columns or tensor.scaling or is_vector):
             kind = tensor.encoding.label
-            raise InvalidModel(f"{where}: the parts of tensor {key} take turns as {kind}, which is not supported")
-        return tensor.alternate_rows(place.part, len(sizes))
+            raise InvalidModel(f"{where}: the parts of tensor {key} are interleaved as {kind}, which is not supported")
+        return tensor.deinterleaved(place.part, len(sizes))
     first = sum(sizes[: place.part])
     return tensor.numbers_between(first, cols) if is_vector else tensor.rows_between(first, rows)
 

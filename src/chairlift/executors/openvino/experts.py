@@ -7,7 +7,7 @@ the experts that it needs and no more. A test holds it to that.
 Source: the forms were found by trying OpenVINO 2026.4.1. In both: a scatter of the chosen weights into zeros, the
 transposed result reshaped, and products whose shapes are not all known. One has an activation without parameters
 and no biases. The other has biases everywhere, gate and up in one product, and an activation that cuts; its halves
-must take turns in steps of two, for halves one behind the other become a split before they are recognised.
+must be interleaved, for halves one behind the other become a split before they are recognised.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Router:
 class Clamped:
     """Where experts are cut, the factor in their gate, and their biases.
 
-    `inner_bias` is `[experts, 2 * inner]`, gate and up in turns, `down_bias` `[experts, hidden]`.
+    `inner_bias` is `[experts, 2 * inner]`, gate and up interleaved, `down_bias` `[experts, hidden]`.
     """
 
     limit: float
@@ -77,7 +77,7 @@ def clamped_mixture(h: Output, router: Router, gate_up: Packed, down: Packed, cl
 
     Shapes:
         h         [tokens, hidden]
-        gate_up   [experts * 2 * inner, hidden]  rows of gate and up in turns
+        gate_up   [experts * 2 * inner, hidden]  rows of gate and up interleaved
         down      [experts * hidden, inner]
     """
     num_experts, hidden = router.weight.shape

@@ -58,7 +58,7 @@ wide result again costs what the larger product saves."""
 EXPERT_PARTS = (("gate",), ("up",), ("down",))
 """Weights of an expert; those of all experts are one constant."""
 CLAMPED_PARTS = (("gate", "up"), ("down",))
-"""The same where gate and up are multiplied as one, their rows in turns: see `experts`."""
+"""The same where gate and up are multiplied as one, their rows interleaved: see `experts`."""
 SHARED_PARTS = (("shared.gate",), ("shared.up",), ("shared.down",))
 
 

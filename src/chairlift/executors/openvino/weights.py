@@ -116,20 +116,20 @@ def trim_heap() -> None:
         trim(0)
 
 
-def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, turns: int = 1) -> Packed:
+def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, interleaved: int = 1) -> Packed:
     """The tensors on top of each other, in `dtype`; `group` numbers share a scale, if there are scales.
 
-    The rows of each next `turns` of them take turns.
+    The rows of each next `interleaved` of them are interleaved.
 
     What four bits are too few for is in eight, in groups of the same size.
     """
     match dtype:
         case "float32":
-            return to_float32(*tensors, allocate=arena.empty, turns=turns)
+            return to_float32(*tensors, allocate=arena.empty, interleaved=interleaved)
         case "bfloat16":
-            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty, turns=turns))
+            return BFloat16(to_bfloat16(*tensors, allocate=arena.empty, interleaved=interleaved))
         case "int8":
-            return to_int8(*tensors, group=group, allocate=arena.empty, turns=turns)
+            return to_int8(*tensors, group=group, allocate=arena.empty, interleaved=interleaved)
         case "int4":
             return [
                 _four_bit(to_int4(tensor, group=group, allocate=arena.empty))
@@ -139,17 +139,18 @@ def pack(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, turns: i
             ]
 
 
-def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, turns: int = 1) -> Packed:
+def pack_experts(tensors: list[Tensor], dtype: Dtype, group: int, arena: Arena, interleaved: int = 1) -> Packed:
     """The same matrix of all experts on top of each other, in one form. Four bits with offsets are rounded to eight.
 
-    With `turns` the rows of so many matrices of each expert, which follow each other, take turns.
+    The rows of the `interleaved` matrices of each expert, which follow each other, are interleaved.
+
     The products that gather tokens have no place for the sums that belong to offsets.
     """
     if dtype != "int4":
-        return pack(tensors, dtype, group, arena, turns)
+        return pack(tensors, dtype, group, arena, interleaved)
     if all(suits_expert_int4(tensor) for tensor in tensors):
-        return [to_int4(*tensors, group=group, allocate=arena.empty, turns=turns)]
-    return pack(tensors, "int8", group, arena, turns)
+        return [to_int4(*tensors, group=group, allocate=arena.empty, interleaved=interleaved)]
+    return pack(tensors, "int8", group, arena, interleaved)
 
 
 def suits_expert_int4(tensor: Tensor) -> bool:
