@@ -84,7 +84,9 @@ def test_a_message_is_answered(executor: FakeExecutor, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == answer(prompt, 6) + "\n"
 
 
+@pytest.mark.parametrize("command", [["generate", "Hi", "--chat"], ["chat"]])
 def test_a_template_in_the_place_of_the_own_one(
+    command: list[str],
     executor: FakeExecutor,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -94,11 +96,10 @@ def test_a_template_in_the_place_of_the_own_one(
     given = ["--chat-template", str(tmp_path / "plain.jinja"), "--max-tokens", "6", "--temperature", "0"]
     lines = iter(["Hi", "/quit"])
     monkeypatch.setattr(builtins, "input", lambda prompt: next(lines))
-    for argv in (["generate", "Hi", "--chat"], ["chat"]):
-        assert main([*argv, *given]) == 0
-        assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Asked: Hi"), 6) + "\n"
+    assert main([*command, *given]) == 0
+    assert capsys.readouterr().out == answer(TEXT.tokenizer.encode("Asked: Hi"), 6) + "\n"
     with pytest.raises(SystemExit):
-        main(["chat", "--chat-template", str(tmp_path / "none")])
+        main([*command, "--chat-template", str(tmp_path / "none")])
     assert "neither a template nor a file that can be read" in capsys.readouterr().err
 
 

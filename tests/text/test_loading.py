@@ -146,7 +146,10 @@ def test_files_that_are_wrong(tmp_path: Path) -> None:
         ({"chat_template": ["x"]}, "chat_template must be a string or named ones"),
         ({"chat_template": [{"name": "default"}]}, "chat_template must be a string or named ones"),
         ({"chat_template": "{{"}, "a chat template does not compile: unexpected 'end of template'"),
-        ({"chat_template": "{{ ''.__class__ }}"}, "a chat template does not compile: line 1: attribute '__class__' is private"),
+        (
+            {"chat_template": "{{ ''.__class__ }}"},
+            "a chat template does not compile: line 1: attribute '__class__' is private",
+        ),
     ],
 )
 def test_a_template_that_cannot_be_used_refuses_chats_only(tmp_path: Path, config: dict[str, Any], reason: str) -> None:
