@@ -83,7 +83,7 @@ def seen_cells(feed: dict[str, np.ndarray], window: int, num_tokens: int) -> lis
         assert feed[f"{part}_count"] == num_tiles
     seen = []
     for token in range(num_tokens):
-        (part, tile, at, _), *others = (places[place] for place in feed["answers"][token].tolist())
+        (part, tile, at, _), *others = (places[place] for place in feed["result_rows"][token].tolist())
         assert others == [(part, tile, at, head) for head in range(1, KV_HEADS)]
         assert feed[f"{part}_tokens"][tile, at] == token
         position = int(feed[f"{part}_positions"][tile, at])

@@ -39,11 +39,11 @@ class CappedAttention:
         self._write = PagedAttention()
         windows = {shape.sliding_window: shape for shape in shapes}
         num_kv_heads = next(iter(windows.values())).num_kv_heads
-        self._answers = parameter("answers", Type.i32, [-1, num_kv_heads])
+        self._result_rows = parameter("result_rows", Type.i32, [-1, num_kv_heads])
         self._parts = [_Part(name, windows) for name in PARTS]
 
     def parameters(self) -> list[Parameter]:
-        return [*self._write.parameters(), self._answers, *(one for part in self._parts for one in part.parameters)]
+        return [*self._write.parameters(), self._result_rows, *(one for part in self._parts for one in part.parameters)]
 
     def __call__(
         self,
@@ -69,7 +69,7 @@ class CappedAttention:
         written = op.convert(op.less(some, number(-np.inf)), Type.i32).output(0)  # 0, but known only then
         results = [part.attend(query, caches, written, shape) for part in self._parts]
         width = shape.num_heads // shape.num_kv_heads * shape.head_size
-        attended = _rows_of(op.concat(results, 0).output(0), self._answers.output(0), width)
+        attended = _rows_of(op.concat(results, 0).output(0), self._result_rows.output(0), width)
         return op.reshape(attended, ints(-1, shape.num_heads * shape.head_size), False).output(0)
 
 

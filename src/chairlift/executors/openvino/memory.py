@@ -13,7 +13,7 @@ from chairlift.executors.openvino.attention import BLOCK_SIZE
 from chairlift.executors.openvino.cache import FREE_MEMORY_SHARE, available_bytes
 from chairlift.executors.openvino.graph import GROUPS, is_expert, weight_kinds
 from chairlift.executors.openvino.options import Dtype, ExecutorOptions
-from chairlift.executors.openvino.pieces import KEPT, max_piece_bytes
+from chairlift.executors.openvino.pieces import BUFFER_FACTOR, max_piece_bytes
 from chairlift.executors.openvino.precision import choose_precision
 from chairlift.executors.openvino.weights import dtype_of_rows, gives_back_early, suits_expert_int4
 from chairlift.models import Model, ModelConfig, Tensor, suits_int4
@@ -26,6 +26,9 @@ CacheKind = Literal["f32", "bf16", "u8"]
 
 PROGRAM_BYTES = 62 << 20
 """What OpenVINO takes when a small model runs, beside what it takes as soon as it is imported."""
+_FEW_LAYERS = 30
+"""Layers of a small model; `_LAYER_BYTES` is what each one more takes beside its weights, most in four bits."""
+_LAYER_BYTES = 1100 << 10
 _PACKING_BYTES = 50 << 20
 """What there is of that, and of blocks being rounded, while weights are packed."""
 _WARM_UP_BYTES = 16 << 20
@@ -39,6 +42,10 @@ STEP_TOKENS = 512
 """Tokens of a step whose intermediate results are counted."""
 _ENCODER_BYTES = 120 << 20
 """What a running encoder takes beside its weights."""
+_TEXT_BYTES_PER_TOKEN = 740
+"""What the tokenizer takes (280 to 310 bytes a token of the vocabulary) and the tables for answers in a form (the
+spellings 60 to 100, what is made of them 360 to 380), in the process that computes. Measured with vocabularies of
+49,152 (700 in all) and 262,144 tokens (790)."""
 _LOGIT_ROWS = 96
 """Rows of logits: the 64 of a piece, and what the plugin needs for them."""
 
@@ -48,7 +55,8 @@ class MemoryNeed:
     """Bytes that a model takes in one precision.
 
     `weight_bytes` are without the embedding, which stays in the file. `loading_bytes` are those of the moment when
-    there is most, without the cache; `running_bytes` remain of them. A token in the cache takes `token_bytes`. A step
+    there is most, without the cache; `running_bytes` remain of them; `text_bytes` of both are the tokenizer's and of
+    the tables for answers in a form. A token in the cache takes `token_bytes`. A step
     over one token reads `read_bytes` of weights in `dtype`; `num_offset_products` of its products are of four bits with
     offsets. `has_cap`: attention scores have a soft cap.
     """
@@ -60,6 +68,7 @@ class MemoryNeed:
     token_bytes: float
     read_bytes: int
     num_offset_products: int
+    text_bytes: int
     has_cap: bool = False
 
     def with_cache(self, cache_bytes: float) -> int:
@@ -85,7 +94,9 @@ def memory_need(
     experts = sum(num_bytes for name, num_bytes in sizes.items() if is_expert(name))
     weight_bytes = head + layers
     num_offset_products = sum(_has_offsets(model.weights.tensor(name), dtype) for name, (dtype, _) in kinds.items())
-    running_bytes = weight_bytes + _overhead_bytes(model.config) + num_offset_products * _OFFSET_PRODUCT_BYTES
+    text_bytes = _TEXT_BYTES_PER_TOKEN * model.config.vocab_size
+    running_bytes = weight_bytes + text_bytes + _overhead_bytes(model.config)
+    running_bytes += num_offset_products * _OFFSET_PRODUCT_BYTES
     if dtype == "float32":
         running_bytes += layers // 4 + _FLOAT32_BYTES
     twice = max(experts, 2 * (layers - experts) // model.config.num_layers) if gives_back_early(dtype) else layers
@@ -93,11 +104,12 @@ def memory_need(
     return MemoryNeed(
         dtype,
         weight_bytes,
-        max(at_end, weight_bytes + head + _PACKING_BYTES),
+        max(at_end, weight_bytes + text_bytes + head + _PACKING_BYTES),
         running_bytes,
         token_bytes(model.config, cache),
         head + layers - experts + experts * model.config.experts_per_token // max(model.config.num_experts, 1),
         num_offset_products,
+        text_bytes,
         model.config.attention_softcap is not None,
     )
 
@@ -131,8 +143,9 @@ def _overhead_bytes(config: ModelConfig) -> int:
     )
     between = (5 + chosen) * config.hidden_size + 3 * inner
     between += config.q_size + 2 * config.kv_size
-    capped = 0 if config.attention_softcap is None else KEPT * max_piece_bytes(config)
-    return PROGRAM_BYTES + capped + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
+    capped = 0 if config.attention_softcap is None else BUFFER_FACTOR * max_piece_bytes(config)
+    program = PROGRAM_BYTES + max(config.num_layers - _FEW_LAYERS, 0) * _LAYER_BYTES
+    return program + capped + 4 * (STEP_TOKENS * between + _LOGIT_ROWS * config.vocab_size)
 
 
 def _has_offsets(tensor: Tensor, dtype: Dtype) -> bool:

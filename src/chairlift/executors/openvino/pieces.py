@@ -20,7 +20,7 @@ from chairlift.executors.openvino.tiles import RUN_BLOCKS, TILE_TOKENS
 from chairlift.models import ModelConfig
 
 LEAST_BYTES = 64 << 20
-KEPT = 4
+BUFFER_FACTOR = 4
 """What the plugin keeps for a byte of `max_piece_bytes`, measured: single tokens and chunks have buffers of their own,
 and these are there twice."""
 

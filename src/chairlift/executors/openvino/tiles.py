@@ -40,11 +40,12 @@ def tiled_feed(inputs: StepInputs, windows: Iterable[int], num_kv_heads: int) ->
         owners     [pairs]               the tile of each pair, ascending; these three for each window
         blocks     [pairs, run]          the blocks of each pair
         firsts     [pairs, run]          position of the first key of each
-    and `answers`, [tokens, kv_heads]: where in the results of all tiles, first those of single tokens, each token's are
+    and `result_rows`, [tokens, kv_heads]: where each token's are among the results of all tiles, those of single tokens
+    first
     """
     counts = np.diff(inputs.starts)
     feed: dict[str, NDArray[Any]] = _fragments(inputs, counts)
-    answers = np.zeros((len(inputs.token_ids), num_kv_heads), np.int32)
+    result_rows = np.zeros((len(inputs.token_ids), num_kv_heads), np.int32)
     heads = np.arange(num_kv_heads, dtype=np.int32)
     num_results = 0
     for part, sequences in zip(PARTS, (np.flatnonzero(counts == 1), np.flatnonzero(counts > 1)), strict=True):
@@ -62,7 +63,7 @@ def tiled_feed(inputs: StepInputs, windows: Iterable[int], num_kv_heads: int) ->
         positions[: len(first)] = np.where(is_query, first[:, None] + columns, -1)
         tiles, at = np.nonzero(is_query)
         rows = tokens[tiles, at]
-        answers[rows] = num_results + (tiles[:, None] * num_kv_heads + heads) * width + at[:, None]
+        result_rows[rows] = num_results + (tiles[:, None] * num_kv_heads + heads) * width + at[:, None]
         num_results += num_tiles * num_kv_heads * width
         feed |= {
             f"{part}_tokens": tokens,
@@ -73,7 +74,7 @@ def tiled_feed(inputs: StepInputs, windows: Iterable[int], num_kv_heads: int) ->
             begin = np.maximum(first - window + 1, 0) // BLOCK_SIZE if window else np.zeros_like(first)
             pairs = _pairs(inputs, sequences, begin, (first + count - 1) // BLOCK_SIZE, RUN_BLOCKS[part], num_tiles)
             feed |= {f"{part}_{name}.{window}": value for name, value in pairs.items()}
-    feed["answers"] = answers
+    feed["result_rows"] = result_rows
     return feed
 
 
