@@ -45,7 +45,7 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert facts["architecture"] == "llama" and facts["num_parameters"] == 134_515_008
     assert list(facts["encodings"])[:2] == ["Q4_1", "Q8_0"]
     assert list(facts["precisions"]) == ["float32", "bfloat16", "int8", "int4", "auto"]
-    assert facts["precisions"]["auto"]["chosen"].startswith("int8 in groups of 64") and facts["written"] is None
+    assert facts["precisions"]["auto"]["chosen"].startswith("int8: 64 numbers of a weight") and facts["written"] is None
     assert {name: cache["bytes_per_token"] for name, cache in facts["caches"].items()} == {
         "float32": 46_080, "bfloat16": 23_040, "u8": 13_680,
     }  # fmt: skip
@@ -56,7 +56,8 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert need["tokens_per_s"]["0"] > need["tokens_per_s"]["8192"] > 0
     assert main(["inspect", "smollm2-135m-instruct"]) == 0
     text = capsys.readouterr().out
-    assert "134.5 million, as Q4_1 69 %" in text and "int8   139 MB   258 MB   241 MB" in text
+    assert "134.5 million, as Q4_1 69 %" in text and "int8   139 MB   294 MB   278 MB" in text
+    assert "are with 36.4 MB of tokenizer and tables" in text and "auto is int8: 64 numbers of a weight share" in text
     assert max(len(line) for line in text.splitlines()[1:]) <= 125
     lines = text.splitlines()
     assert "        u8   13,680  28.0 MB  112 MB" in lines and any(

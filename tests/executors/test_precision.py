@@ -84,6 +84,21 @@ def test_impossible(processor: Processor, dtype: Dtype, kv_cache_dtype: KVCacheD
         choose_precision(processor, options(dtype, kv_cache_dtype))
 
 
+@pytest.mark.parametrize(
+    ("processor", "dtype", "kind", "advised"),
+    [
+        (NEW, "int8", "float32", "bfloat16"),
+        (NEW, "float32", "bfloat16", "float32"),
+        (OLD, "int8", "bfloat16", "float32"),
+    ],
+)
+def test_only_what_goes_is_advised(processor: Processor, dtype: Dtype, kind: KVCacheDtype, advised: str) -> None:
+    """Where scores have a soft cap no cache is in eight bits."""
+    for has_cap, end in ((False, f"choose {advised} or u8$"), (True, f"choose {advised}$")):
+        with pytest.raises(InvalidOption, match=end):
+            choose_precision(processor, options(dtype, kind), has_cap=has_cap)
+
+
 def test_threads_are_what_was_asked_for() -> None:
     chosen = choose_precision(NEW, options("int8", num_threads=3))
     assert chosen.body["INFERENCE_NUM_THREADS"] == chosen.head["INFERENCE_NUM_THREADS"] == 3

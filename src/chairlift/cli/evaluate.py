@@ -204,7 +204,7 @@ def _program(
         num_threads=num_threads,
         whole_context=True,
     )
-    check_memory(model, options, cache_kind(ov.Core(), options))
+    check_memory(model, options, cache_kind(ov.Core(), options, model.config))
     return Program(model, options, LoadingBar(model.name))
 
 

@@ -167,6 +167,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
             "weight_bytes": need.weight_bytes,
             "loading_bytes": need.loading_bytes,
             "running_bytes": need.running_bytes,
+            "text_bytes": need.text_bytes,
             "fits": need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
             "cache_precision": CACHES[cache],
             "cache_bytes_per_token": need.token_bytes,
@@ -278,6 +279,7 @@ def _table(facts: dict[str, Any]) -> list[str]:
             [name, f"{cache['bytes_per_token']:,.0f}", *(shown_bytes(cache["bytes"][length]) for length in contexts)]
         )
     free, speed = shown_bytes(facts["available_bytes"]), facts["bandwidth_bytes_per_s"] / 1e9
+    text_bytes = next(iter(precisions.values()))["text_bytes"]
     chosen = {dtype: need["chosen"] for dtype, need in precisions.items() if need["chosen"]}
     return [
         "",
@@ -286,7 +288,8 @@ def _table(facts: dict[str, Any]) -> list[str]:
         *_aligned(of_cache),
         "",
         *(f"  {dtype} is {reason.removeprefix(f'{dtype}, ')}." for dtype, reason in chosen.items()),
-        "  loading and running are without the cache, the tokenizer and what Python imports.",
+        f"  loading and running are with {shown_bytes(text_bytes)} of tokenizer and tables for answers in a form, and "
+        "without the cache\n  and what Python imports.",
         f"  {free} of memory are free, read at {speed:.1f} GB/s just now. tok/s is what to expect from that speed of a "
         f"single answer, at\n  its beginning and at {contexts[-1]} tokens, with a cache in float32 beside float32, "
         "else in bfloat16; batches get more in all.",

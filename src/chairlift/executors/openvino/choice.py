@@ -69,7 +69,10 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
         if kinds[parts[0]][0] == "int8"
     }
     wide = {parts: error for parts, error in errors.items() if error > MAX_ROUNDING_ERROR}
-    reason = f"int8 in groups of {GROUPS['int8']}, the head and all that is multiplied in groups of {HEAD_GROUP}"
+    reason = (
+        f"int8: {GROUPS['int8']} numbers of a weight share a scale, {HEAD_GROUP} of the head, and {INPUT_GROUP} of "
+        "what weights are multiplied with"
+    )
     if wide:
         worst = max(wide, key=lambda parts: wide[parts])
         reason += (

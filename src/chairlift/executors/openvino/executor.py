@@ -64,7 +64,7 @@ class OpenVINOExecutor:
         wanted = options.max_num_batched_tokens
         if wanted is not None and wanted < options.max_num_seqs:
             raise InvalidOption(f"max_num_batched_tokens is {wanted}, less than max_num_seqs, {options.max_num_seqs}")
-        check_memory(model, options, cache_kind(ov.Core(), options))
+        check_memory(model, options, cache_kind(ov.Core(), options, model.config))
         return cls(
             Program(model, options, report), sampler_factory(options.max_num_seqs, model.config.vocab_size), options
         )

@@ -168,13 +168,14 @@ def token_bytes(config: ModelConfig, cache: CacheKind) -> float:
     return config.num_layers * 2 * config.kv_size * (4 if cache == "f32" else 2)
 
 
-def cache_kind(core: ov.Core, options: ExecutorOptions) -> CacheKind:
-    """What the options mean for the cache on this machine.
+def cache_kind(core: ov.Core, options: ExecutorOptions, config: ModelConfig) -> CacheKind:
+    """What the options mean for a model's cache on this machine.
 
     Raises:
         InvalidOption: a combination that the plugin does not have.
     """
-    chosen = choose_precision(core, options).body["KV_CACHE_PRECISION"]
+    has_cap = config.attention_softcap is not None
+    chosen = choose_precision(core, options, has_cap=has_cap).body["KV_CACHE_PRECISION"]
     return next(kind for kind in get_args(CacheKind) if kind == chosen)
 
 

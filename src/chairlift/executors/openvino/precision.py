@@ -35,15 +35,17 @@ class Capable(Protocol):
     def get_property(self, device: str, name: str, /) -> Sequence[str]: ...
 
 
-def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
+def choose_precision(core: Capable, options: ExecutorOptions, *, has_cap: bool = False) -> Precision:
     """What the weights' precision and the cache's ask of this machine.
 
     The body of anything but float32 runs in bfloat16 where the processor has it. The head always runs in float32:
-    its outputs are the logits, and rounding those to bfloat16 costs more quality than it saves time.
+    its outputs are the logits, and rounding those to bfloat16 costs more quality than it saves time. Where attention
+    scores have a soft cap (`has_cap`) no cache is in eight bits, and none is advised.
 
     Raises:
         InvalidOption: a combination that the plugin does not have.
     """
+    or_u8 = "" if has_cap else " or u8"
     has_bfloat16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     wide = options.dtype == "float32" or not has_bfloat16
     cache = options.kv_cache_dtype
@@ -51,9 +53,10 @@ def choose_precision(core: Capable, options: ExecutorOptions) -> Precision:
         cache = "float32" if wide else "bfloat16"
     if cache == "bfloat16" and wide:
         reason = "with float32 weights" if has_bfloat16 else "on a processor without bfloat16"
-        raise InvalidOption(f"a bfloat16 key/value cache is not possible {reason}: choose float32 or u8")
+        raise InvalidOption(f"a bfloat16 key/value cache is not possible {reason}: choose float32{or_u8}")
     if cache == "float32" and not wide:
-        raise InvalidOption(f"a float32 key/value cache is not possible with {options.dtype} weights: bfloat16 or u8")
+        reason = f"with {options.dtype} weights"
+        raise InvalidOption(f"a float32 key/value cache is not possible {reason}: choose bfloat16{or_u8}")
     common = _common(options.num_threads)
     hint = "INFERENCE_PRECISION_HINT"
     quantise = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
