@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from chairlift.models.config import ModelConfig, tokens_within
-from chairlift.models.families import Family, family_of_gguf, family_of_json
+from chairlift.models.families import family_of_gguf, family_of_json
+from chairlift.models.family import Family
 from chairlift.models.files import exists, read_config, shown
 from chairlift.models.generation import generation_defaults
 from chairlift.models.gguf import GGUF, open_gguf

@@ -21,7 +21,7 @@ import msgspec
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
-from chairlift.models.families import Family
+from chairlift.models.family import Family
 from chairlift.models.files import MAX_CONFIG_BYTES, exists, read_bytes, shown
 from chairlift.models.gguf import GGUF, open_gguf_part, stored_type
 from chairlift.models.layout import num_rows, slots_of

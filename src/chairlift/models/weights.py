@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from chairlift.core.errors import InvalidModel
 from chairlift.models.config import ModelConfig
-from chairlift.models.families import Family
+from chairlift.models.family import Family
 from chairlift.models.files import shown
 from chairlift.models.layout import Place, Slot, num_rows, slots_of
 from chairlift.models.tensor import FLOATS, Encoding, Tensor
