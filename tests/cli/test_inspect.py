@@ -11,6 +11,8 @@ import pytest
 
 from chairlift.cli import inspect
 from chairlift.cli.main import main
+from chairlift.models import ModelFiles
+from chairlift.models.summary import summarize
 from executors.families import write_checkpoint
 from models.writers import tiny_llama
 from text.vocabularies import byte_level_backend, write_tokenizer
@@ -56,13 +58,33 @@ def test_a_model_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert need["tokens_per_s"]["0"] > need["tokens_per_s"]["8192"] > 0
     assert main(["inspect", "smollm2-135m-instruct"]) == 0
     text = capsys.readouterr().out
-    assert "134.5 million, as Q4_1 69 %" in text and "int8   139 MB   294 MB   278 MB" in text
+    assert "134.5 million, as Q4_1: Q4_1 69 %" in text and "int8   139 MB   294 MB   278 MB" in text
     assert "are with 36.4 MB of tokenizer and tables" in text and "auto is int8: 64 numbers of a weight share" in text
     assert max(len(line) for line in text.splitlines()[1:]) <= 125
     lines = text.splitlines()
     assert "        u8   13,680  28.0 MB  112 MB" in lines and any(
         line.startswith("       auto   140 MB") for line in lines
     )
+
+
+def test_a_default_that_does_not_fit_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for free_bytes, line in (
+        (296_000_000, "  float32"),
+        (293_000_000, "int8, the default, does not fit in the memory that is free: no precision does."),
+    ):
+        monkeypatch.setattr("chairlift.executors.openvino.cache.available_bytes", lambda free=free_bytes: free)
+        assert main(["inspect", "smollm2-135m-instruct"]) == 0
+        text = capsys.readouterr().out
+        assert line in text and ("the default, does not fit" in text) == (free_bytes < 296_000_000)
+
+
+def test_a_file_is_called_by_the_recipe_that_it_was_written_by(tmp_path: Path) -> None:
+    """Unless it names none, or one that nobody knows."""
+    for number, precision in ((15, "Q4_K_M"), (0, "F32"), (999, "Q8_0"), ("x", "Q8_0")):
+        path = tiny_llama().write_gguf(tmp_path / f"{number}.gguf", "Q8_0", extra={"general.file_type": number})
+        assert summarize(ModelFiles("tiny", path, "gguf")).precision == precision
 
 
 def test_counts_and_rates_are_shown_in_full() -> None:
@@ -134,6 +156,13 @@ def test_a_name_that_is_nowhere(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "org/name"]) == 2
     assert "chairlift pull org/name" in capsys.readouterr().err
     assert main(["inspect", "smollm2-135m-instruct", "--revision", "main"]) == 2
+    capsys.readouterr()
+
+
+def test_a_folder_without_a_model_is_refused_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", str(tmp_path)]) == 2
+    said = capsys.readouterr()
+    assert not said.out and said.err.endswith("no model: neither config.json with safetensors files nor GGUF files\n")
 
 
 def test_packages_and_what_came_from_a_hub(cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +183,7 @@ def test_packages_and_what_came_from_a_hub(cache: Path, tmp_path: Path, capsys: 
     status, entries = shown(capsys, "models")
     assert status == 0
     found = {entry["name"]: entry for entry in entries}
-    assert found["smollm2-135m-instruct"]["precision"] == "Q4_1+Q8_0" and found["all-minilm-l6-v2"]["supported"]
+    assert found["smollm2-135m-instruct"]["precision"] == "Q4_1" and found["all-minilm-l6-v2"]["supported"]
     hub = [name for name in found if found[name]["source"] == "hub"]
     assert hub == ["org/files@v1:tiny-F16.gguf", "org/files@v1:tiny-Q8_0.gguf", "org/lacking", "org/whole"]
     assert found["org/whole"]["architecture"] == "LlamaForCausalLM" and found["org/whole"]["supported"]

@@ -102,7 +102,7 @@ def test_code_beside_a_model_is_ignored(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(InvalidModel, match=r"config\.json: cannot be opened"):
+    with pytest.raises(InvalidModel, match=r"no model: neither"):
         open_model(resolve(str(tmp_path)))
 
 

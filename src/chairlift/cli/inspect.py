@@ -74,6 +74,7 @@ def _facts(summary: ModelSummary, num_threads: int | None) -> dict[str, Any]:
         "chat_problem": lacking or None,
         "file_bytes": summary.file_bytes,
         "num_parameters": summary.num_parameters,
+        "file_type": summary.file_type,
         "encodings": summary.encodings,
         "written": _written(opened) if isinstance(opened, Model) else None,
     }
@@ -154,6 +155,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
     contexts = [length for length in CONTEXTS if length < config.max_model_len]
     contexts = [*contexts[:3], config.max_model_len]
     asked: tuple[AskedDtype, ...] = (*get_args(Dtype), "auto")
+    default = "int8" if model.prepared is None else model.prepared.dtype
     precisions = {}
     for dtype in asked:
         try:
@@ -168,6 +170,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
             "loading_bytes": need.loading_bytes,
             "running_bytes": need.running_bytes,
             "text_bytes": need.text_bytes,
+            "is_default": dtype == default,
             "fits": need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
             "cache_precision": CACHES[cache],
             "cache_bytes_per_token": need.token_bytes,
@@ -210,7 +213,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         stored = ", ".join(f"{name} {100 * size / total:.0f} %" for name, size in facts["encodings"].items())
         count = facts["num_parameters"] / 1e6
         shown_count = f"{count:.1f} million" if count < 1e3 else f"{count / 1e3:.1f} billion"
-        lines.append(f"  parameters    {shown_count}, as {stored}")
+        recipe = "" if facts.get("file_type") is None else f"{facts['file_type']}: "
+        lines.append(f"  parameters    {shown_count}, as {recipe}{stored}")
     lines.append(f"  on disk       {shown_bytes(facts['file_bytes'])}")
     if facts["written"] is not None:
         lines.append(f"  written       {_written_text(facts['written'])}")
@@ -287,6 +291,7 @@ def _table(facts: dict[str, Any]) -> list[str]:
         "",
         *_aligned(of_cache),
         "",
+        *_unfit(precisions),
         *(f"  {dtype} is {reason.removeprefix(f'{dtype}, ')}." for dtype, reason in chosen.items()),
         f"  loading and running are with {shown_bytes(text_bytes)} of tokenizer and tables for answers in a form, and "
         "without the cache\n  and what Python imports.",
@@ -294,6 +299,16 @@ def _table(facts: dict[str, Any]) -> list[str]:
         f"single answer, at\n  its beginning and at {contexts[-1]} tokens, with a cache in float32 beside float32, "
         "else in bfloat16; batches get more in all.",
     ]
+
+
+def _unfit(precisions: dict[str, Any]) -> list[str]:
+    """A line where the precision that is taken by itself does not fit in the memory that is free."""
+    if not any(need["is_default"] and not need["fits"] for need in precisions.values()):
+        return []
+    default = next(dtype for dtype, need in precisions.items() if need["is_default"])
+    others = [dtype for dtype, need in precisions.items() if need["fits"]]
+    would = f"--dtype {' or '.join(others)} would" if others else "no precision does"
+    return [f"  {default}, the default, does not fit in the memory that is free: {would}."]
 
 
 def _rate(tokens_per_s: float) -> str:

@@ -114,6 +114,8 @@ def _check_is_model(folder: Path) -> None:
     snapshots = sorted((folder / "snapshots").glob("*"))
     if snapshots:
         raise InvalidModel(f"{shown(folder)}: no config.json; the model lies below: {shown(snapshots[0])}")
+    if next(folder.glob("*.safetensors"), None) is None:
+        raise InvalidModel(f"{shown(folder)}: no model: neither config.json with safetensors files nor GGUF files")
 
 
 def _folder_name(folder: Path) -> str:
