@@ -15,7 +15,10 @@ import pytest
 
 from chairlift import LLM, AsyncLLM, EngineDead, InvalidOption, InvalidRequest, NeverFits, SamplingParams
 from chairlift.core.types import CacheShape, Request, StepPlan
+from chairlift.text import GivenTemplate
 from chairlift.worker.answers import RequestOutput
+from chairlift.worker.build import Built
+from chairlift.worker.options import EngineOptions
 from fake_built import TEXT, built
 from fakes import VOCAB_SIZE, FakeExecutor, expected
 
@@ -309,8 +312,27 @@ class TestEnd:
         assert not thread.is_alive()
 
     def test_an_unknown_option_is_named(self) -> None:
-        with pytest.raises(InvalidOption, match="max_nun_seqs"):
+        with pytest.raises(InvalidOption, match="'max_nun_seqs': is it max_num_seqs or ") as error:
             LLM(max_nun_seqs=3)
+        assert "priority_ageing_s" not in str(error.value)
+        with pytest.raises(InvalidOption, match="'zzz': they are called as the flags"):
+            LLM(zzz=3)
+
+    def test_options_are_written_as_for_their_flags(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[EngineOptions] = []
+
+        def fake(options: EngineOptions, chat_template: GivenTemplate | None) -> Built:
+            asked.append(options)
+            return built(FakeExecutor(CacheShape(128, 4)))
+
+        monkeypatch.setattr("chairlift.llm.build", fake)
+        LLM(kv_cache_memory_bytes="10M", max_model_len="1k", dtype="bf16", kv_cache_dtype="float").close()
+        AsyncLLM(kv_cache_memory_bytes=5, dtype="int8").close()
+        found = [(one.kv_cache_memory_bytes, one.max_model_len, one.dtype, one.kv_cache_dtype) for one in asked]
+        assert found == [(10 << 20, 1000, "bfloat16", "float32"), (5, None, "int8", "auto")]
+        for options in ({"kv_cache_memory_bytes": "lots"}, {"dtype": "half"}, {"embedding_dtype": "fp16"}):
+            with pytest.raises(InvalidOption, match=f"^{next(iter(options))}: "):
+                LLM(**options)
 
     def test_a_failing_device_fails_each_request(self) -> None:
         def fail(plan: StepPlan) -> None:

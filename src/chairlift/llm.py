@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from itertools import repeat
 from os import PathLike, fspath
 from types import TracebackType
@@ -27,6 +28,7 @@ from chairlift.worker.fetch import with_models_here
 from chairlift.worker.local import QueueReader
 from chairlift.worker.options import EngineOptions
 from chairlift.worker.session import Service, Session
+from chairlift.worker.spellings import count_of, dtype_of
 from chairlift.worker.vectors import ClassificationOutput, EmbeddingOutput, each_pair
 
 __all__ = [
@@ -442,10 +444,22 @@ class _EventReader:
 
 def _engine_options(model: str | PathLike[str], options: Mapping[str, Any]) -> EngineOptions:
     """Checked first, so that no model is got from a hub for nothing; `revision` is that of one there."""
-    known = {each.name for each in fields(EngineOptions)} | {"revision"}
+    kinds = {each.name: str(each.type) for each in fields(EngineOptions)}
     for name in options:
-        if name not in known:
-            raise InvalidOption(f"unknown option {name!r}; there are {', '.join(sorted(known - {'model'}))}")
-    options = dict(options)
+        if name not in kinds and name != "revision":
+            near = get_close_matches(name, [one for one in (*kinds, "revision", "chat_template") if one != "model"])
+            hint = f"is it {' or '.join(near)}?" if near else "they are called as the flags of chairlift serve"
+            raise InvalidOption(f"unknown option {name!r}: {hint}")
+    options = {name: _as_written(name, value, kinds.get(name, "")) for name, value in options.items()}
     revision = options.pop("revision", None)
     return with_models_here(EngineOptions(model=fspath(model), **options), revision)
+
+
+def _as_written(name: str, value: object, kind: str) -> object:
+    """The value of an option that may be written as for its flag: `10M`, `bf16`."""
+    if not isinstance(value, str) or not (kind.startswith("int") or "dtype" in name):
+        return value
+    try:
+        return count_of(value) if kind.startswith("int") else dtype_of(value)
+    except InvalidOption as error:
+        raise InvalidOption(f"{name}: {error}") from None

@@ -13,7 +13,7 @@ import pytest
 
 from chairlift.cli import main as cli
 from chairlift.cli.main import _parser, main, parse
-from chairlift.cli.options import engine_options
+from chairlift.cli.options import engine_options, model_name
 from chairlift.core.errors import EngineDead, InvalidModel, InvalidOption
 from chairlift.executors.openvino.options import Dtype, KVCacheDtype
 from chairlift.models.resolve import DEFAULT_MODEL
@@ -68,6 +68,27 @@ def test_flag_then_environment_then_file_then_default(tmp_path: Path) -> None:
             tenant_weights={"a": 2.0, "b": 1.0},
             enable_chunked_prefill=False,
         )
+
+
+def test_two_models_are_one_too_many(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """But for one in a file or the environment, which is only a default."""
+    for command in ("serve", "chat"):
+        with pytest.raises(SystemExit):
+            parse([command, "a", "--model", "b"], {})
+        assert "two models: a and --model b (" in capsys.readouterr().err
+        assert model_name(parse([command, "a", "--model", "a"], {})) == "a"
+        assert model_name(parse([command, "a"], {"CHAIRLIFT_MODEL": "b"})) == "a"
+        assert model_name(parse([command], {"CHAIRLIFT_MODEL": "b"})) == "b"
+
+
+@pytest.mark.parametrize("flag", ["--dtype", "--kv-cache-dtype"])
+def test_precisions_have_other_names(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, meant in (("float", "float32"), ("fp32", "float32"), ("bf16", "bfloat16"), ("auto", "auto")):
+        assert getattr(parse(["serve", flag, name], {}), flag[2:].replace("-", "_")) == meant
+    for name in ("half", "float16", "fp16"):
+        with pytest.raises(SystemExit):
+            parse(["serve", flag, name], {})
+        assert f"{name} is not there: bfloat16 takes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argv", "named"), [([], "serve a model over HTTP"), (["bench"], "compare settings")])

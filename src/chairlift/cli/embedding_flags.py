@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, get_args
 
-from chairlift.cli.numbers import count
+from chairlift.cli.numbers import count, dtype
 from chairlift.worker.options import DEFAULT_EMBEDDING_MAX_NUM_SEQS, DEFAULT_EMBEDDING_WAIT_MS, Dtype
 
 
@@ -21,6 +21,7 @@ def add_embedding_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--embedding-dtype",
+        type=dtype,
         choices=get_args(Dtype),
         default="float32",
         help="precision of its products (default: %(default)s; int8 is twice as fast and turns vectors by two degrees)",

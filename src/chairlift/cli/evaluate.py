@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from chairlift.cli.numbers import count
+from chairlift.cli.numbers import count, dtype
 from chairlift.core.errors import InvalidOption
 from chairlift.worker.options import AskedDtype, KVCacheDtype
 
@@ -37,10 +37,14 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     perplexity.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a package's name, or org/name")
     perplexity.add_argument("--text", type=Path, required=True, metavar="FILE", help="text in UTF-8")
     perplexity.add_argument(
-        "--dtype", choices=get_args(AskedDtype), help="precision of the weights (default: int8, or the folder's own)"
+        "--dtype",
+        type=dtype,
+        choices=get_args(AskedDtype),
+        help="precision of the weights (default: int8, or the folder's own)",
     )
     perplexity.add_argument(
         "--kv-cache-dtype",
+        type=dtype,
         choices=get_args(KVCacheDtype),
         default="auto",
         help="precision of cached keys and values (default: auto)",
@@ -50,6 +54,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     perplexity.add_argument(
         "--against-dtype",
+        type=dtype,
         choices=get_args(AskedDtype),
         metavar="DTYPE",
         help="precision of the other model (default: float32)",

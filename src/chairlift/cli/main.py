@@ -101,6 +101,9 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> argparse.Names
     command: argparse.ArgumentParser = arguments.parser
     if unknown:  # said by the command that was asked for: its --help lists what it takes
         command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    by_place, by_flag = (getattr(arguments, name, None) for name in ("model_tag", "model"))
+    if by_place is not None and by_flag not in (None, by_place):  # one in a file or the environment is only a default
+        command.error(f"two models: {by_place} and --model {by_flag}")
     if getattr(arguments, "config", None) is not None:
         command.set_defaults(**file_defaults(command, arguments.config))
     command.set_defaults(**environment_defaults(command, environment))

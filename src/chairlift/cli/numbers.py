@@ -1,34 +1,36 @@
-"""Numbers as people write them."""
+"""Numbers and precisions as people write them, for flags."""
 
 from __future__ import annotations
 
 import argparse
 import math
-import re
-from fractions import Fraction
 
-_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([kKmMgGtT]?)(i?[bB])?")
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+from chairlift.core.errors import InvalidOption
+from chairlift.worker.spellings import count_of, dtype_of
 
 
 def count(text: str) -> int:
-    """A whole number, also as 2k (thousand), 2K, 2G or 2GiB (powers of 1,024) or 2GB (decimal).
-
-    Source: the spelling that users of vLLM know: lower case is decimal, upper case binary.
+    """A whole number, also with a unit, as in 2k or 2GiB.
 
     Raises:
         argparse.ArgumentTypeError: anything else.
     """
-    match = _COUNT.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"not a number such as 4096, 8k or 2G: {text!r}")
-    digits, unit, suffix = match.groups()
-    binary = unit.isupper() if suffix is None else suffix.startswith("i")
-    factor: int = (1024 if binary else 1000) ** _POWERS[unit.lower()]
-    value = Fraction(digits) * factor
-    if value.denominator != 1:
-        raise argparse.ArgumentTypeError(f"not a whole number: {text!r}")
-    return value.numerator
+    try:
+        return count_of(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def dtype(text: str) -> str:
+    """A precision, also by its other names.
+
+    Raises:
+        argparse.ArgumentTypeError: one that is none of ours, with the nearest of them.
+    """
+    try:
+        return dtype_of(text)
+    except InvalidOption as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def named_limit(text: str) -> tuple[str, float] | None:

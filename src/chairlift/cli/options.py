@@ -9,7 +9,7 @@ from typing import get_args
 
 from chairlift.cli.embedding_flags import add_embedding_flags, embedding_options
 from chairlift.cli.journal_flags import add_journal_flags, journal_options
-from chairlift.cli.numbers import count
+from chairlift.cli.numbers import count, dtype
 from chairlift.cli.policy_flags import add_policy_flags, policy_options
 from chairlift.core.types import SamplingParams
 from chairlift.worker.options import DEFAULT_MAX_NUM_SEQS, AskedDtype, EngineOptions, KVCacheDtype
@@ -33,16 +33,22 @@ def add_engine_flags(parser: argparse.ArgumentParser, *, positional_model: bool 
     )
     if positional_model:
         group.add_argument("model_tag", nargs="?", metavar="MODEL", help=what)
-    group.add_argument("--model", metavar="MODEL", help=what)
+        group.add_argument("--model", metavar="MODEL", help="the same, for a file or the environment")
+    else:
+        group.add_argument(
+            "--model", metavar="MODEL", help=f"{what}; only by this flag: what stands alone is the prompt"
+        )
     group.add_argument("--revision", metavar="REVISION", help="branch, tag or commit of a model on a hub")
     group.add_argument(
         "--dtype",
+        type=dtype,
         choices=get_args(AskedDtype),
         help="precision of the weights; int8 and int4 are quantised in groups, auto picks for each weight (default: "
         "int8, or what chairlift quantize wrote)",
     )
     group.add_argument(
         "--kv-cache-dtype",
+        type=dtype,
         choices=get_args(KVCacheDtype),
         default="auto",
         help="precision of cached keys and values (default: auto, float32 with float32 weights, else bfloat16)",
@@ -113,7 +119,7 @@ def sampling_params(arguments: argparse.Namespace, default: SamplingParams) -> S
 
 
 def engine_options(arguments: argparse.Namespace) -> EngineOptions:
-    """What the engine flags said. A model named by position comes before `--model`, which may be a configured default.
+    """What the engine flags said. A model named by position comes before `--model`, which is then a configured default.
 
     Raises:
         InvalidOption: a value out of range.

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import get_args
 
+from chairlift.cli.numbers import dtype
 from chairlift.worker.options import AskedDtype
 
 
@@ -22,7 +23,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a package's name, or org/name")
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write, which must not exist")
     parser.add_argument(
-        "--dtype", choices=get_args(AskedDtype), default="int8", help="precision of the weights (default: int8)"
+        "--dtype",
+        type=dtype,
+        choices=get_args(AskedDtype),
+        default="int8",
+        help="precision of the weights (default: int8)",
     )
     parser.set_defaults(run=run, parser=parser)
 
