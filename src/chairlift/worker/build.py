@@ -152,14 +152,27 @@ def load(
         text, grammars = reading.result()
 
     shape = executor.cache_shape
-    num_cache_tokens = shape.num_blocks * shape.block_size
-    if num_cache_tokens < max_model_len and options.max_model_len is not None:
+    max_model_len = _held_len(options, model.name, max_model_len, shape.num_blocks * shape.block_size)
+    limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, max_model_len)
+    return LoadedModel(executor, model, text, limits, options.enable_prefix_caching, grammars)
+
+
+def _held_len(options: EngineOptions, name: str, max_model_len: int, num_cache_tokens: int) -> int:
+    """Tokens of the longest sequence that the cache holds; who asked for a length gets no less.
+
+    Raises:
+        InvalidOption: what was asked for is longer.
+    """
+    if max_model_len <= num_cache_tokens:
+        return max_model_len
+    if options.max_model_len is not None:
         raise InvalidOption(
             f"max_model_len is {max_model_len}, but the cache holds {num_cache_tokens} tokens: "
             "give it more memory (kv_cache_memory_bytes)"
         )
-    limits = Limits(options.max_num_seqs, executor.max_num_batched_tokens, min(max_model_len, num_cache_tokens))
-    return LoadedModel(executor, model, text, limits, options.enable_prefix_caching, grammars)
+    said = f"the context of {name} is cut from {max_model_len} tokens to the {num_cache_tokens} that its cache holds"
+    print(f"chairlift worker: {said}: kv_cache_memory_bytes gives it more", file=sys.stderr, flush=True)
+    return num_cache_tokens
 
 
 def _read_text(model: Model, chat_template: GivenTemplate | None) -> tuple[Text, Grammars]:
