@@ -124,7 +124,7 @@ def test_a_quantised_folder_says_what_it_is_in(tmp_path: Path, capsys: pytest.Ca
     assert written["float32"][1] == ["float32", "bfloat16", "int8", "int4", "auto"]
     assert main(["inspect", str(tmp_path / "auto")]) == 0
     text = capsys.readouterr().out
-    assert "by chairlift quantize in int8, the head in groups of 32, what is multiplied in groups of 32" in text
+    assert "quantize in int8, 32 numbers of the head share a scale, and 32 of what weights are multiplied with" in text
     assert "  float32 is the values of the int8 that it was written in." in text
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from chairlift.core.errors import InvalidOption
+from chairlift.core.errors import InvalidOption, InvalidRequest
 from chairlift.core.types import SamplingParams
-from chairlift.server.ports import ChatPrompt, ServedText
+from chairlift.server.ports import ChatManners, ChatPrompt, ServedText
 from chairlift.server.served_text import load_served_text
 from chairlift.text import GivenTemplate
 from chairlift.text.chat import ChatTemplate
@@ -123,6 +123,14 @@ def test_a_message_is_continued_where_it_ends(smollm2: ServedText) -> None:
     turns = [*USER, {"role": "assistant", "content": "The answer is"}]
     tokens = smollm2.encode_chat(ChatPrompt(messages=turns, add_generation_prompt=False, continue_final_message=True))
     assert b"".join(map(smollm2.token_bytes, tokens)).decode().endswith("<|im_start|>assistant\nThe answer is")
+
+
+def test_a_template_that_cannot_be_used_refuses_chats_only(tmp_path: Path) -> None:
+    metadata = {**sentencepiece_metadata(), "tokenizer.chat_template": "{% if %}"}
+    served = load_served_text(str(gguf_of(tmp_path / "a.gguf", metadata)))
+    assert served.encode("the dog", add_special_tokens=False) and served.manners == ChatManners(auto_tool_choice=True)
+    with pytest.raises(InvalidRequest, match=r"^a.gguf: a chat template does not compile.*: use /v1/completions$"):
+        served.encode_chat(ChatPrompt(messages=USER))
 
 
 def test_a_new_message_begins_without_the_space_of_its_first_word(tmp_path: Path) -> None:

@@ -233,9 +233,9 @@ def _lines(facts: dict[str, Any]) -> list[str]:
 def _written_text(written: dict[str, Any]) -> str:
     text = f"by chairlift quantize in {written['dtype']}"
     if written["dtype"] in ("int8", "int4"):
-        text += f", the head in groups of {written['head_group']}"
+        text += f", {written['head_group']} numbers of the head share a scale"
     if written["input_group"] is not None:
-        text += f", what is multiplied in groups of {written['input_group']}"
+        text += f", and {written['input_group']} of what weights are multiplied with"
     if written["num_wide_weights"]:
         text += f", {written['num_wide_weights']} weights in bfloat16"
     return text
