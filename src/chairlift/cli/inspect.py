@@ -171,7 +171,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
             "running_bytes": need.running_bytes,
             "text_bytes": need.text_bytes,
             "is_default": dtype == default,
-            "fits": need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
+            "fits": not available or need.with_cache(2 * BLOCK_SIZE * need.token_bytes) <= available,
             "cache_precision": CACHES[cache],
             "cache_bytes_per_token": need.token_bytes,
             "cache_bytes": {str(length): int(length * need.token_bytes) for length in contexts},
