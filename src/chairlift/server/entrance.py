@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from chairlift.core.admission import RefusalReason
+from chairlift.core.admission import Admission, RefusalReason
 from chairlift.core.errors import NeverFits, Overloaded
 from chairlift.core.tickets import Ticket
 from chairlift.metrics.serving import ServingMetrics
@@ -33,6 +33,47 @@ class Admitted:
     e2e_deadline: float | None
     tickets: Sequence[Ticket]
     """One per prompt, or per text that is read for a vector."""
+
+
+def admit(
+    admission: Admission,
+    nums_tokens: Sequence[int],
+    now: float,
+    *,
+    principal: str,
+    tenant: str,
+    arrival: float,
+    ttft_deadline_s: float | None,
+    e2e_deadline_s: float | None,
+    n: int = 1,
+    priority: int = 0,
+) -> Admitted:
+    """Places for a request whose deadlines count from its arrival.
+
+    Raises:
+        Overloaded, NeverFits: as `Admission.admit`.
+    """
+    ttft_deadline, e2e_deadline = (
+        None if after is None else arrival + after for after in (ttft_deadline_s, e2e_deadline_s)
+    )
+    tickets = admission.admit(
+        principal,
+        nums_tokens,
+        now,
+        tenant=tenant,
+        n=n,
+        priority=priority,
+        ttft_deadline=ttft_deadline,
+        e2e_deadline=e2e_deadline,
+    )
+    return Admitted(
+        principal=principal,
+        tenant=tenant,
+        arrival=arrival,
+        ttft_deadline=ttft_deadline,
+        e2e_deadline=e2e_deadline,
+        tickets=tickets,
+    )
 
 
 async def here_or_on(pool: Executor, work: Callable[[], T], *, inline: bool) -> T:

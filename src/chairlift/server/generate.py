@@ -25,7 +25,7 @@ from chairlift.server.answer import Answer
 from chairlift.server.asked import Asked
 from chairlift.server.client import EngineClient
 from chairlift.server.dialect import Heading, Question, Read
-from chairlift.server.entrance import INLINE_BYTES, Admitted, check_model, here_or_on, refusals
+from chairlift.server.entrance import INLINE_BYTES, Admitted, admit, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.identity import cache_salt, tenant_name
@@ -148,28 +148,19 @@ class Generation:
         self, exchange: Exchange, asked: validate.Validated, nums_tokens: list[int], principal: str, arrival: float
     ) -> Admitted:
         """Raises an ApiError if there is no place for it."""
-        tenant = tenant_name(exchange.headers, asked.user)
-        ttft_deadline = None if asked.ttft_deadline_s is None else arrival + asked.ttft_deadline_s
-        e2e_deadline = None if asked.e2e_deadline_s is None else arrival + asked.e2e_deadline_s
         with refusals(self._engine.client.metrics, self._overload_status):
-            tickets = self.admission.admit(
-                principal,
+            return admit(
+                self.admission,
                 nums_tokens,
                 self._clock(),
-                tenant=tenant,
+                principal=principal,
+                tenant=tenant_name(exchange.headers, asked.user),
+                arrival=arrival,
+                ttft_deadline_s=asked.ttft_deadline_s,
+                e2e_deadline_s=asked.e2e_deadline_s,
                 n=asked.n,
                 priority=asked.priority,
-                ttft_deadline=ttft_deadline,
-                e2e_deadline=e2e_deadline,
             )
-        return Admitted(
-            principal=principal,
-            tenant=tenant,
-            arrival=arrival,
-            ttft_deadline=ttft_deadline,
-            e2e_deadline=e2e_deadline,
-            tickets=tickets,
-        )
 
     async def _generate(
         self, exchange: Exchange, admitted: Admitted, fitted: Fitted, question: Question, inline: bool

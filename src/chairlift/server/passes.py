@@ -24,7 +24,7 @@ from chairlift.metrics.serving import ServingMetrics
 from chairlift.server.bounds import DeadlineMs, Priority, RequestId, Truncation, UserName, tells
 from chairlift.server.client import EngineClient
 from chairlift.server.collection import Collection
-from chairlift.server.entrance import INLINE_BYTES, Admitted, check_model, here_or_on, refusals
+from chairlift.server.entrance import INLINE_BYTES, Admitted, admit, check_model, here_or_on, refusals
 from chairlift.server.errors import ApiError, from_invalid, never_fits
 from chairlift.server.exchange import ClientGone, Exchange, safe_id
 from chairlift.server.fields import check_priority_and_cut, deadline_s, user_name
@@ -176,27 +176,20 @@ class Passes:
         if exchange.used is not None:
             exchange.used.model = self.reader.served_names[0]
             exchange.used.tenant = tenant
-        ttft = deadline_s("ttft_deadline_ms", job.fields.ttft_deadline_ms)
-        e2e = deadline_s("e2e_deadline_ms", job.fields.e2e_deadline_ms)
-        ttft_deadline, e2e_deadline = (None if after is None else arrival + after for after in (ttft, e2e))
+        ttft_deadline_s = deadline_s("ttft_deadline_ms", job.fields.ttft_deadline_ms)
+        e2e_deadline_s = deadline_s("e2e_deadline_ms", job.fields.e2e_deadline_ms)
         with refusals(self.reader.metrics, self._overload_status):
-            tickets = self.reader.admission.admit(
-                principal,
+            return admit(
+                self.reader.admission,
                 [estimated(item, self.reader.max_model_len) for item in job.items],
                 arrival,
+                principal=principal,
                 tenant=tenant,
+                arrival=arrival,
+                ttft_deadline_s=ttft_deadline_s,
+                e2e_deadline_s=e2e_deadline_s,
                 priority=job.fields.priority or 0,
-                ttft_deadline=ttft_deadline,
-                e2e_deadline=e2e_deadline,
             )
-        return Admitted(
-            principal=principal,
-            tenant=tenant,
-            arrival=arrival,
-            ttft_deadline=ttft_deadline,
-            e2e_deadline=e2e_deadline,
-            tickets=tickets,
-        )
 
     def _requests(
         self, job: Job, admitted: Admitted, fitted: Sequence[Passage | ApiError]
