@@ -145,7 +145,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
     from chairlift.executors.bandwidth import measure_bandwidth
     from chairlift.executors.openvino.attention import BLOCK_SIZE
     from chairlift.executors.openvino.cache import available_bytes
-    from chairlift.executors.openvino.choice import choose_weights
+    from chairlift.executors.openvino.choice import choose_weights, default_dtype
     from chairlift.executors.openvino.memory import memory_need, token_bytes
     from chairlift.executors.openvino.options import AskedDtype, Dtype
     from chairlift.executors.openvino.pace import expected_tokens_per_s
@@ -155,7 +155,7 @@ def _needs(model: Model, num_threads: int | None) -> dict[str, Any]:
     contexts = [length for length in CONTEXTS if length < config.max_model_len]
     contexts = [*contexts[:3], config.max_model_len]
     asked: tuple[AskedDtype, ...] = (*get_args(Dtype), "auto")
-    default = "int8" if model.prepared is None else model.prepared.dtype
+    default = default_dtype(model)
     precisions = {}
     for dtype in asked:
         try:

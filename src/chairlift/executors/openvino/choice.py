@@ -46,8 +46,13 @@ class WeightChoice:
     reason: str = ""
 
 
+def default_dtype(model: Model) -> Dtype:
+    """What a model is computed in where nothing is asked for: what `chairlift quantize` wrote it in, else int8."""
+    return "int8" if model.prepared is None else model.prepared.dtype
+
+
 def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
-    """What was asked for: None is what the model was written in by `chairlift quantize`, else int8.
+    """What was asked for: None is `default_dtype`.
 
     For `auto` the same, or int8 but for the weights that lose too much by it.
 
@@ -60,7 +65,7 @@ def choose_weights(model: Model, asked: AskedDtype | None) -> WeightChoice:
     if model.prepared is not None:
         return _as_written(model, model.prepared, asked)
     if asked != "auto":
-        return WeightChoice(asked or "int8")
+        return WeightChoice(asked or default_dtype(model))
     products = [*product_names(model), ("head",)]
     kinds = weight_kinds(model, "int8")
     errors = {
