@@ -84,14 +84,13 @@ def load_text(source: Model | ModelFiles, chat_template: GivenTemplate | None = 
         InvalidOption: the given template cannot be used.
     """
     files = source.files if isinstance(source, Model) else source
-    prepared = read_prepared(files.path) if files.kind == "folder" else None
-    if prepared is not None and (files.path / METADATA).exists():
-        gguf = source.gguf if isinstance(source, Model) else None
-        return _from_gguf(gguf or open_metadata(files.path, prepared), prepared.sampling_defaults, chat_template)
-    if files.kind == "folder":
-        return _from_folder(files.path, chat_template)
     gguf = source.gguf if isinstance(source, Model) else None
-    return _from_gguf(gguf if gguf is not None else open_gguf(files.path), files.sampling_defaults, chat_template)
+    if files.kind == "gguf":
+        return _from_gguf(gguf or open_gguf(files.path), files.sampling_defaults, chat_template)
+    prepared = read_prepared(files.path)
+    if prepared is not None and (files.path / METADATA).exists():
+        return _from_gguf(gguf or open_metadata(files.path, prepared), prepared.sampling_defaults, chat_template)
+    return _from_folder(files.path, chat_template)
 
 
 def _from_gguf(gguf: GGUF, sampling: Mapping[str, float | int], given: GivenTemplate | None) -> Text:
